@@ -1,0 +1,1 @@
+"""Kernels: functions of tensors, each with a torch reference beside it."""

@@ -1,0 +1,1 @@
+"""The scheduler's side: requests, queues, blocks, and the thread that steps them."""

@@ -1,0 +1,1 @@
+"""The device's side: workers, the model runner and the sampler."""

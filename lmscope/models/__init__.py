@@ -1,0 +1,1 @@
+"""Models: their weights, and how their attention reads the paged cache."""

@@ -1,0 +1,1 @@
+"""Readers of the stream; nothing below here imports torch."""

@@ -1,0 +1,1 @@
+"""Widgets that draw the stream; importing this package imports nothing."""
