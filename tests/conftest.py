@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -30,12 +30,11 @@ _REQUIRED = frozenset(os.environ.get("LMSCOPE_REQUIRE", "").replace(",", " ").sp
 
 
 @pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
+def _one_torch_thread() -> None:
     """Undo what an engine before set, without loading torch for tests that do not use it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
-    yield
 
 
 @pytest.hookimpl(wrapper=True)
