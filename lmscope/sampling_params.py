@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-__all__ = ["RequestOutputKind", "SamplingParams"]
+from lmscope.checks import (
+    as_integer,
+    as_number,
+    as_strings,
+    as_token_id,
+    as_token_ids,
+    nearest,
+    shown,
+    wrong_type,
+)
+
+__all__ = [
+    "RequestOutputKind",
+    "SamplingParams",
+    "SamplingType",
+    "check_for_model",
+    "with_generation_config",
+]
 
 logger = logging.getLogger(__name__)
 
 _MIN_TEMPERATURE = 0.01
+
+# As in later vLLM: each continuation is a request of its own, and a typing error must not
+# start a billion of them.
+_MAX_N = 16_384
+
+# What vLLM takes and lmscope does not: the value that asks for nothing, and what to do.
+_NOT_BUILT: dict[str, tuple[object, str]] = {
+    "structured_outputs": (None, "output cannot be held to a schema or grammar yet"),
+    "logits_processors": (None, "use logit_bias, bad_words or allowed_token_ids"),
+    "truncate_prompt_tokens": (None, "shorten the prompt before it is submitted"),
+    "flat_logprobs": (False, "log probabilities are mappings, one per position"),
+    "extra_args": (None, "no extension reads it"),
+    "skip_clone": (False, "SamplingParams is frozen, so it is never cloned"),
+    "best_of": (None, "use n and choose among the outputs"),
+}
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -25,25 +57,60 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
+class SamplingType(enum.IntEnum):
+    """How the next token is chosen; a greedy request is GREEDY whatever its seed."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class _NamesTheNearest(msgspec.StructMeta):
+    """Answers an unknown parameter with the nearest known one.
+
+    A struct cannot have an `__init__` of its own, so this is the only place to say it.
+    """
+
+    # Hidden from type checkers, which read the parameters from the fields.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: object, **given: Any) -> Any:  # noqa: N805 - it is a metaclass
+            if args:
+                raise TypeError(
+                    f"SamplingParams was given {shown(args[0])} without a name; "
+                    "write for example SamplingParams(temperature=0.8)"
+                )
+            return super().__call__(**_known(given, cls.__struct_fields__))
+
+
 class SamplingParams(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    gc=False,
+    forbid_unknown_fields=True,
+    metaclass=_NamesTheNearest,
 ):
     """How one request is sampled and when it ends.
 
     Frozen, so an engine never changes what a caller holds; `params.replace(seed=1)` makes
     a changed copy. A value that is out of range raises ValueError, one of the wrong type
-    TypeError; both name the field, the value and what is allowed. Defaults, ranges and the
-    order of checks are vLLM's (SamplingParams, 0.16).
+    TypeError; both name the parameter, the value and what is allowed. Defaults, ranges and
+    the order of checks are vLLM's (0.16). What only a model can tell, such as whether a
+    token id exists, `check_for_model` checks.
 
     n                   continuations of the prompt
-    temperature         0 is greedy; above 0 and below 0.01 becomes 0.01, with a warning
+    temperature         0 is greedy, which sets top_p, top_k and min_p back to off; above 0
+                        and below 0.01 becomes 0.01, with a warning
     top_k               0 and -1: off
     seed                -1 and None: no seed of its own
     stop                strings that end the text; cut off unless include_stop_str_in_output
     max_tokens          None: as many as max_model_len leaves room for
     min_tokens          until then neither EOS nor stop tokens can be sampled
     logprobs            log probabilities per token: k of the most likely beside the chosen
-                        one; True is 1; -1 is the whole vocabulary
+                        one; True is 1, False is None; -1 is the whole vocabulary
+    prompt_logprobs     the same for the prompt, which then does not read the prefix cache
     """
 
     n: int = 1
@@ -72,79 +139,69 @@ class SamplingParams(
     bad_words: tuple[str, ...] = ()
     skip_reading_prefix_cache: bool | None = None
 
-    def __post_init__(self) -> None:
-        self._normalise()
-        self._check()
-
     def replace(self, **changes: Any) -> SamplingParams:
-        """A copy with some fields changed, checked like a new one."""
-        return msgspec.structs.replace(self, **changes)
+        """A copy with some parameters changed, checked like a new one."""
+        return msgspec.structs.replace(self, **_known(changes, self.__struct_fields__))
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def _normalise(self) -> None:
-        """Bring shorthand into the one form that the rest of lmscope sees."""
-        put = msgspec.structs.force_setattr
-        if isinstance(self.stop, str):
-            put(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "bad_words"):
-            put(self, name, _as_tuple(name, getattr(self, name) or ()))
-        if self.allowed_token_ids is not None:
-            put(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is True:
-                put(self, name, 1)
-        if self.seed == -1:
-            put(self, "seed", None)
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature",
-                     "top_p", "min_p"):
-            _require_number(name, getattr(self, name))
-            put(self, name, float(getattr(self, name)))
+    @property
+    def sampling_type(self) -> SamplingType:
+        if self.is_greedy:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def output_text_buffer_length(self) -> int:
+        """Characters held back while running, so that no piece of a stop string gets out."""
+        if self.include_stop_str_in_output:
+            return 0
+        return max(map(len, self.stop), default=1) - 1
+
+    def __post_init__(self) -> None:
+        # Also runs when a struct is decoded, so it must leave its own result as it is.
+        self._settle_numbers()
+        self._settle_lengths()
+        self._settle_lists()
+        self._settle_flags()
+        if self.is_greedy:
+            self._settle_greedy()
+
+    def _settle_numbers(self) -> None:
+        put = partial(msgspec.structs.force_setattr, self)
+        put("n", as_integer("n", self.n, 1, _MAX_N))
+        for name in ("presence_penalty", "frequency_penalty"):
+            put(name, as_number(name, getattr(self, name), "in [-2, 2]", lambda x: -2 <= x <= 2))
+        put(
+            "repetition_penalty",
+            as_number("repetition_penalty", self.repetition_penalty, "above 0", lambda x: x > 0),
+        )
+        put(
+            "temperature",
+            as_number("temperature", self.temperature, "at least 0", lambda x: x >= 0),
+        )
         if 0 < self.temperature < _MIN_TEMPERATURE:
             logger.warning(
                 "temperature %g is below %g and was raised to it: smaller values lose all "
-                "precision; use 0 for greedy", self.temperature, _MIN_TEMPERATURE,
+                "precision; use 0 for greedy",
+                self.temperature,
+                _MIN_TEMPERATURE,
             )
-            put(self, "temperature", _MIN_TEMPERATURE)
-        if self.temperature == 0.0:
-            put(self, "top_p", self._checked_top_p())
-        if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is None:
-            # Their hidden states are missing where the cache answers.
-            put(self, "skip_reading_prefix_cache", True)
-
-    def _checked_top_p(self) -> float:
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
-        return self.top_p
-
-    def _check(self) -> None:
-        for name in ("n", "top_k", "min_tokens"):
-            _require_int(name, getattr(self, name))
-        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _require_int(name, getattr(self, name))
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens",
-                     "spaces_between_special_tokens", "include_stop_str_in_output"):
-            _require_bool(name, getattr(self, name))
-        if self.skip_reading_prefix_cache is not None:
-            _require_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
-
-        _require("n", self.n, self.n >= 1, "at least 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(name, value, -2 <= value <= 2, "in [-2, 2]")
-        _require("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0,
-                 "above 0")
-        _require("temperature", self.temperature, self.temperature >= 0, "at least 0")
-        self._checked_top_p()
-        _require("top_k", self.top_k, self.top_k >= -1, "0 or -1 for off, else at least 1")
-        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
+            put("temperature", _MIN_TEMPERATURE)
+        put("top_p", as_number("top_p", self.top_p, "in (0, 1]", lambda x: 0 < x <= 1))
+        put("top_k", as_integer("top_k", self.top_k, -1, hint="; 0 and -1 are off"))
+        put("min_p", as_number("min_p", self.min_p, "in [0, 1]", lambda x: 0 <= x <= 1))
         if self.seed is not None:
-            _require("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
+            seed = as_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            put("seed", None if seed == -1 else seed)
+
+    def _settle_lengths(self) -> None:
+        put = partial(msgspec.structs.force_setattr, self)
         if self.max_tokens is not None:
-            _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1, or None")
-        _require("min_tokens", self.min_tokens, self.min_tokens >= 0, "at least 0")
+            put("max_tokens", as_integer("max_tokens", self.max_tokens, 1, hint=", or None"))
+        put("min_tokens", as_integer("min_tokens", self.min_tokens, 0))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}; "
@@ -152,66 +209,169 @@ class SamplingParams(
             )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            if value is not None:
-                _require(name, value, value >= -1, "at least 0, or -1 for the whole vocabulary")
-        if self.is_greedy and self.n > 1:
-            raise ValueError(
-                f"n is {self.n} with temperature 0; greedy sampling gives one continuation, "
-                "so use n=1 or a temperature above 0"
-            )
-        self._check_collections()
+            if isinstance(value, bool):
+                put(name, 1 if value else None)
+            elif value is not None:
+                put(name, as_integer(name, value, -1, hint="; -1 is the whole vocabulary"))
+        if self.prompt_logprobs is not None:
+            # The model is not run where the cache answers, so nothing is known there.
+            if self.skip_reading_prefix_cache is False:
+                raise ValueError(
+                    f"skip_reading_prefix_cache is False, prompt_logprobs is "
+                    f"{self.prompt_logprobs}; log probabilities of the prompt need the whole "
+                    "prompt computed, so leave skip_reading_prefix_cache out"
+                )
+            put("skip_reading_prefix_cache", True)
 
-    def _check_collections(self) -> None:
-        for name, kind in (("stop", str), ("bad_words", str)):
-            for item in getattr(self, name):
-                if not isinstance(item, kind):
-                    raise TypeError(f"{name} holds {item!r}; it takes strings")
-                if not item:
-                    raise ValueError(f"{name} holds an empty string, which matches everywhere")
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            for item in getattr(self, name) or ():
-                _require_int(name, item)
-                _require(name, item, item >= 0, "token ids, at least 0")
-        if self.stop and not self.detokenize:
+    def _settle_lists(self) -> None:
+        put = partial(msgspec.structs.force_setattr, self)
+        put("stop_token_ids", as_token_ids("stop_token_ids", self.stop_token_ids))
+        put("stop", as_strings("stop", self.stop))
+        if "" in self.stop:
+            raise ValueError("stop holds an empty string, which every text contains; remove it")
+        if self.stop and self.detokenize is False:
             raise ValueError(
                 f"stop is {list(self.stop)!r} with detokenize=False; stop strings are looked "
                 "for in the text, so detokenize must be True"
             )
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids is empty; no token could be sampled")
+        put("bad_words", as_strings("bad_words", self.bad_words))
+        if self.allowed_token_ids is not None:
+            put("allowed_token_ids", as_token_ids("allowed_token_ids", self.allowed_token_ids))
         if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, Mapping):
-                raise TypeError(f"logit_bias is {self.logit_bias!r}; it takes {{token id: bias}}")
-            for token, bias in self.logit_bias.items():
-                _require_int("logit_bias", token)
-                _require_number("logit_bias", bias)
+            put("logit_bias", _bias(self.logit_bias))
+
+    def _settle_flags(self) -> None:
+        for name in (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                wrong_type(name, getattr(self, name), "True or False")
+        if not isinstance(self.skip_reading_prefix_cache, bool | None):
+            wrong_type(
+                "skip_reading_prefix_cache", self.skip_reading_prefix_cache, "True, False or None"
+            )
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise TypeError(f"output_kind is {self.output_kind!r}; it takes a RequestOutputKind")
+            kind = _output_kind(self.output_kind)
+            msgspec.structs.force_setattr(self, "output_kind", kind)
+
+    def _settle_greedy(self) -> None:
+        if self.n > 1:
+            raise ValueError(
+                f"n is {self.n} with temperature 0; greedy sampling has one continuation, "
+                "so use n=1 or a temperature above 0"
+            )
+        for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            msgspec.structs.force_setattr(self, name, off)
 
 
-def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
-        raise TypeError(f"{name} is {value!r}; it takes a list")
-    return tuple(value)
+def with_generation_config(
+    params: SamplingParams,
+    eos_token_id: int | None,
+    generation_eos_ids: int | Sequence[int] | None,
+) -> tuple[SamplingParams, frozenset[int]]:
+    """Complete `params` with the ids that end a text for this model.
+
+    eos_token_id        the tokenizer's, which ends a request without being a stop token
+    generation_eos_ids  `eos_token_id` of the generation config
+    returns             params whose stop_token_ids include the other EOS ids, unless
+                        ignore_eos; and every stop id, which `min_tokens` bars
+    """
+    if generation_eos_ids is None:
+        generation_eos_ids = ()
+    elif isinstance(generation_eos_ids, int):
+        generation_eos_ids = (generation_eos_ids,)
+    others = [token for token in generation_eos_ids if token != eos_token_id]
+    stop_ids = frozenset((*params.stop_token_ids, *others))
+    if eos_token_id is not None:
+        stop_ids |= {eos_token_id}
+    missing = [token for token in dict.fromkeys(others) if token not in params.stop_token_ids]
+    if missing and not params.ignore_eos:
+        params = params.replace(stop_token_ids=(*params.stop_token_ids, *missing))
+    return params, stop_ids
 
 
-def _require(name: str, value: object, is_good: bool, allowed: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+def check_for_model(
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    max_logprobs: int = 20,
+    stop_ids: frozenset[int] = frozenset(),
+) -> None:
+    """Refuse what this model cannot do, before it reaches the engine.
+
+    vocab_size    ids from 0 to vocab_size - 1 have a logit
+    max_logprobs  the most that logprobs and prompt_logprobs may ask for; -1: no limit
+    stop_ids      as `with_generation_config` returned them
+    raises        ValueError that names the parameter, the value and the limit
+    """
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token in getattr(params, name) or ():
+            if token >= vocab_size:
+                raise ValueError(
+                    f"{name} has token id {token}, the model's largest is {vocab_size - 1}; "
+                    "remove it"
+                )
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(params, name)
+        wanted = vocab_size if asked == -1 else asked
+        if wanted is not None and 0 <= max_logprobs < wanted:
+            meaning = f" (the whole vocabulary, {wanted} tokens)" if asked == -1 else ""
+            raise ValueError(
+                f"{name} is {asked}{meaning}, max_logprobs is {max_logprobs}; ask for fewer"
+            )
+    if "" in params.bad_words:
+        raise ValueError("bad_words holds an empty string, which has no token; remove it")
+    if params.allowed_token_ids is None:
+        return
+    if not params.allowed_token_ids:
+        raise ValueError(
+            "allowed_token_ids is empty, so no token could be sampled; give at least one id "
+            "or leave it out"
+        )
+    if params.min_tokens and stop_ids.issuperset(params.allowed_token_ids):
+        raise ValueError(
+            f"allowed_token_ids is {list(params.allowed_token_ids)}, all of which end the text, "
+            f"and min_tokens is {params.min_tokens}; allow another token or set min_tokens=0"
+        )
 
 
-def _require_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}; it takes an integer")
+def _known(given: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """`given` without what asks for nothing; TypeError for a name that is not in `fields`."""
+    known = {}
+    for name, value in given.items():
+        if name in fields:
+            known[name] = value
+        elif name in _NOT_BUILT:
+            nothing, advice = _NOT_BUILT[name]
+            if value is not nothing:
+                raise TypeError(f"{name} is {shown(value)}; lmscope does not take it: {advice}")
+        else:
+            raise TypeError(f"SamplingParams has no parameter {name}; {nearest(name, fields)}")
+    return known
 
 
-def _require_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}; it takes True or False")
+def _bias(value: Any) -> dict[int, float]:
+    """A copy, so that what the caller does to theirs later changes nothing here."""
+    if not isinstance(value, Mapping):
+        wrong_type("logit_bias", value, "a mapping of token ids to numbers")
+    bias = {}
+    for token, number in value.items():
+        # Ids are strings where the mapping comes from JSON.
+        is_text = isinstance(token, str) and token.isdecimal()
+        token = as_token_id("logit_bias", int(token) if is_text else token)
+        bias[token] = as_number(f"logit_bias[{token}]", number, "finite")
+    return bias
 
 
-def _require_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is {value!r}; it takes a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; it must be finite")
+def _output_kind(value: object) -> RequestOutputKind:
+    """The kind by its name, in any case."""
+    names = [kind.name for kind in RequestOutputKind]
+    if not isinstance(value, str):
+        wrong_type("output_kind", value, f"a RequestOutputKind or its name: {', '.join(names)}")
+    if value.upper() not in names:
+        raise ValueError(f"output_kind is {shown(value)}; it must be one of {', '.join(names)}")
+    return RequestOutputKind[value.upper()]
