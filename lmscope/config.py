@@ -1,0 +1,343 @@
+"""The engine's settings: what a user gives, checked once, and what is made of it.
+
+`EngineOptions` is what `LLM(...)` was called with. `resolve` turns it into an
+`EngineConfig`, in which nothing is open any more, once the model is known. Every message
+has the value, the limit and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import platformdirs
+
+__all__ = ["EngineConfig", "EngineOptions", "ModelFacts", "cache_folder", "nearest", "resolve"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
+DEFAULT_KV_CACHE_BYTES = 512 << 20
+# The scripted model keeps no keys and values, so only the number of blocks matters.
+DEFAULT_SCRIPTED_BLOCKS = 1024
+
+# Options of vLLM that change nothing here, with the values that are accepted.
+_WITHOUT_MEANING: dict[str, tuple[object, ...]] = {
+    "enforce_eager": (True, False),
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "swap_space": (0, 4),
+    "cpu_offload_gb": (0,),
+    "disable_log_stats": (True, False),
+    "gpu_memory_utilization": (0.9,),
+    "disable_custom_all_reduce": (True, False),
+    "enable_lora": (False,),
+    "skip_tokenizer_init": (False,),
+    "tokenizer_mode": ("auto",),
+    "load_format": ("auto", "safetensors"),
+}
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; None means that lmscope chooses."""
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    scheduler_cls: type | None = None
+    async_scheduling: bool = False
+    engine: str = "thread"
+    execute: str = "model"
+    script: Callable[[str, int], int | None] | None = None
+    threads: int | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def parse(cls, model: str | Path, options: Mapping[str, Any]) -> EngineOptions:
+        """Check what `LLM(model, **options)` was given.
+
+        TypeError: wrong type or an unknown name, with the nearest known one.
+        ValueError: out of range, contradictory, or not available.
+        """
+        given = dict(options)
+        if "num_gpu_blocks_override" in given:
+            given.setdefault("num_kv_blocks", given.pop("num_gpu_blocks_override"))
+        for name in [name for name in given if name in _WITHOUT_MEANING]:
+            _accept_without_meaning(name, given.pop(name))
+        for name in given:
+            if name not in cls.__struct_fields__:
+                raise TypeError(f"LLM has no option {name!r}{nearest(name, cls.__struct_fields__)}")
+        parsed = cls(model=str(model), **given)
+        parsed._check()
+        return parsed
+
+    def replace(self, **changes: Any) -> EngineOptions:
+        """A copy with some options changed, checked like new ones."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "model"}
+        return EngineOptions.parse(self.model, {**given, **changes})
+
+    def _check(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}; it takes an integer")
+            if value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}{_WHY[name]}")
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(
+                    f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}"
+                )
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling",
+                     "trust_remote_code"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; it takes True or False")
+        for name, (value, instead) in _NOT_BUILT.items():
+            if getattr(self, name) == value:
+                raise ValueError(
+                    f"{name}={value!r} is not available in this version; use {name}={instead!r}"
+                )
+        if self.scheduler_cls is not None:
+            raise ValueError(
+                "scheduler_cls is not available in this version; leave it out and choose with "
+                "scheduling_policy='fcfs' or 'priority'"
+            )
+        if self.num_kv_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"num_kv_blocks is {self.num_kv_blocks} and kv_cache_bytes is "
+                f"{self.kv_cache_bytes}; they say the same thing twice, so give one of them"
+            )
+        if self.execute == "scripted" and not callable(self.script):
+            raise TypeError(
+                f"script is {self.script!r}; execute='scripted' takes a function "
+                "(request_id, position) -> token id"
+            )
+        if self.execute != "scripted" and self.script is not None:
+            raise ValueError("script is given with execute='model'; use execute='scripted'")
+
+
+_LEAST = {
+    "seed": 0,
+    "block_size": 1,
+    "num_kv_blocks": 2,
+    "kv_cache_bytes": 1,
+    "max_model_len": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "long_prefill_token_threshold": 0,
+    "threads": 1,
+}
+_WHY = dict.fromkeys(_LEAST, "")
+_WHY["num_kv_blocks"] = ", since block 0 is reserved and never handed out"
+_ALLOWED = {
+    "scheduling_policy": ("fcfs", "priority"),
+    "engine": ("thread", "process"),
+    "execute": ("model", "scripted", "simulated"),
+    "device": ("auto", "cpu", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+}
+_NOT_BUILT: dict[str, tuple[object, object]] = {
+    "engine": ("process", "thread"),
+    "execute": ("simulated", "scripted"),
+    "device": ("cuda", "cpu"),
+    "async_scheduling": (True, False),
+}
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the settings depend on.
+
+    kv_block_bytes   bytes of one block over all layers; 0 for a model without a KV cache
+    """
+
+    max_model_len: int
+    kv_block_bytes: int
+    kv_formula: str = ""
+    device: str = "cpu"
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in force. num_kv_blocks counts block 0, which is never handed out."""
+
+    model: str
+    dtype: str
+    device: str
+    seed: int
+    block_size: int
+    num_kv_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    scheduling_policy: str
+    async_scheduling: bool
+    engine: str
+    execute: str
+    threads: int | None
+    kv_block_bytes: int
+    kv_formula: str = ""
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.num_kv_blocks - 1
+
+    @property
+    def max_pool_tokens(self) -> int:
+        """Tokens whose keys and values fit in the pool at once."""
+        return self.num_usable_blocks * self.block_size
+
+    def describe(self) -> str:
+        """The settings in a few lines, as `print(llm)` shows them."""
+        kv_cache = f"{self.num_kv_blocks} blocks of {self.block_size} tokens (block 0 reserved)"
+        if self.kv_block_bytes:
+            mib = self.num_kv_blocks * self.kv_block_bytes / (1 << 20)
+            kv_cache += f", {mib:.1f} MiB = {self.num_kv_blocks} x {self.kv_formula}"
+        caching = "on" if self.enable_prefix_caching else "off"
+        chunks = "on" if self.enable_chunked_prefill else "off"
+        return "\n".join(
+            (
+                f"LLM {self.model}  ({self.execute}, {self.device}, {self.dtype}, "
+                f"seed {self.seed}, threads {self.threads or 'as torch has them'})",
+                f"  KV cache   {kv_cache}",
+                f"  limits     {self.max_model_len} tokens a request, {self.max_num_seqs} "
+                f"requests and {self.max_num_batched_tokens} tokens a step",
+                f"  scheduler  {self.scheduling_policy}, prefix caching {caching}, "
+                f"chunked prefill {chunks}, long prefill threshold "
+                f"{self.long_prefill_token_threshold or 'off'}",
+            )
+        )
+
+
+def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> EngineConfig:
+    """Fill in what the user left open.
+
+    free_bytes   memory that is free now on the device of the KV cache
+
+    ValueError when the settings cannot work: a budget below max_num_seqs, chunked prefill
+    off with a budget below max_model_len, a KV cache below one block.
+    """
+    num_kv_blocks = options.num_kv_blocks or _num_blocks(options, facts, free_bytes)
+    pool_tokens = (num_kv_blocks - 1) * options.block_size
+    max_model_len = options.max_model_len
+    if max_model_len is None:
+        max_model_len = min(facts.max_model_len, pool_tokens)
+        if max_model_len < facts.max_model_len:
+            logger.info(
+                "max_model_len is %d, what the KV cache holds; the model allows %d",
+                max_model_len,
+                facts.max_model_len,
+            )
+    elif max_model_len > facts.max_model_len:
+        raise ValueError(
+            f"max_model_len is {max_model_len}, the model was made for {facts.max_model_len}; "
+            f"use max_model_len={facts.max_model_len} or less"
+        )
+    budget = options.max_num_batched_tokens
+    max_num_seqs = options.max_num_seqs
+    if budget is None:
+        budget = DEFAULT_MAX_NUM_BATCHED_TOKENS
+        if not options.enable_chunked_prefill:
+            budget = max(budget, max_model_len)
+    if max_num_seqs is None:
+        max_num_seqs = min(DEFAULT_MAX_NUM_SEQS[facts.device], budget)
+    if budget < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens is {budget}, max_num_seqs is {max_num_seqs}; each running "
+            "request needs a token in each step, so the first must not be smaller"
+        )
+    if not options.enable_chunked_prefill and budget < max_model_len:
+        raise ValueError(
+            f"max_num_batched_tokens is {budget}, max_model_len is {max_model_len}, and "
+            "enable_chunked_prefill is False; a longer prompt would wait for ever, so raise "
+            f"max_num_batched_tokens to {max_model_len} or leave chunked prefill on"
+        )
+    return EngineConfig(
+        model=options.model,
+        dtype=options.dtype,
+        device=facts.device,
+        seed=options.seed,
+        block_size=options.block_size,
+        num_kv_blocks=num_kv_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=options.enable_prefix_caching,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        scheduling_policy=options.scheduling_policy,
+        async_scheduling=options.async_scheduling,
+        engine=options.engine,
+        execute=options.execute,
+        threads=options.threads,
+        kv_block_bytes=facts.kv_block_bytes,
+        kv_formula=facts.kv_formula,
+    )
+
+
+def nearest(name: str, known: Mapping[str, object] | tuple[str, ...] | list[str]) -> str:
+    """The end of an error sentence that names the known word closest to `name`."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def cache_folder() -> Path:
+    """Where lmscope keeps the demo model: LMSCOPE_CACHE, or the system's place for caches."""
+    given = os.environ.get("LMSCOPE_CACHE")
+    return Path(given) if given else Path(platformdirs.user_cache_dir("lmscope"))
+
+
+def _num_blocks(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> int:
+    if not facts.kv_block_bytes:
+        return DEFAULT_SCRIPTED_BLOCKS
+    cache_bytes = options.kv_cache_bytes
+    if cache_bytes is None:
+        cache_bytes = min(DEFAULT_KV_CACHE_BYTES, free_bytes // 10)
+        num_blocks = cache_bytes // facts.kv_block_bytes
+        if num_blocks < 2:
+            raise ValueError(
+                f"a tenth of the free memory is {free_bytes // 10} bytes, one block takes "
+                f"{facts.kv_formula} = {facts.kv_block_bytes} bytes and block 0 is reserved; "
+                "free some memory or give num_kv_blocks"
+            )
+        return num_blocks
+    num_blocks = cache_bytes // facts.kv_block_bytes
+    if num_blocks < 2:
+        raise ValueError(
+            f"kv_cache_bytes is {cache_bytes}, one block takes {facts.kv_formula} = "
+            f"{facts.kv_block_bytes} bytes and block 0 is reserved; give at least "
+            f"{2 * facts.kv_block_bytes}"
+        )
+    return num_blocks
+
+
+def _accept_without_meaning(name: str, value: object) -> None:
+    allowed = _WITHOUT_MEANING[name]
+    if value not in allowed:
+        raise ValueError(
+            f"{name} is {value!r}, which lmscope cannot do; leave it out "
+            f"(accepted and without effect: {', '.join(map(repr, allowed))})"
+        )
+    logger.info("%s=%r has no effect in lmscope", name, value)

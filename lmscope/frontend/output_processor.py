@@ -1,0 +1,138 @@
+"""OutputProcessor: the tokens of a step become text for the users who wait for them.
+
+It runs on the engine thread, after each step, so that the five taps fire on one thread in
+one order. What it finds out and the scheduler cannot know, a stop string, it gives back as
+the ids of requests to end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from lmscope.boundary import (
+    CompletionOutput,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    RequestOutput,
+)
+from lmscope.frontend.detokenizer import IncrementalDetokenizer
+from lmscope.frontend.logprobs import LogprobsProcessor
+from lmscope.frontend.stream import Stream
+from lmscope.frontend.tokenizer import TokenizerAdapter
+from lmscope.tap import Tap
+
+__all__ = ["OutputProcessor"]
+
+
+class _RequestState:
+    """What the front end knows of one live request."""
+
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        stream: Stream,
+        tokenizer: TokenizerAdapter | None,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.stream = stream
+        self.on_end = on_end
+        self.num_cached_tokens = 0
+        self.detokenizer = IncrementalDetokenizer.for_request(tokenizer, request)
+        self.logprobs = LogprobsProcessor.for_request(tokenizer, request)
+
+
+class OutputProcessor:
+    """Keeps a state per live request and emits one RequestOutput delta per request and step."""
+
+    def __init__(self, tokenizer: TokenizerAdapter | None, tap: Tap) -> None:
+        self._tokenizer = tokenizer
+        self._tap = tap
+        self._states: dict[str, _RequestState] = {}
+
+    def add_request(
+        self, request: EngineCoreRequest, stream: Stream, on_end: Callable[[str], None]
+    ) -> None:
+        """Expect outputs of `request`; `on_end(request_id)` is called when it has ended."""
+        self._states[request.request_id] = _RequestState(request, stream, self._tokenizer, on_end)
+
+    def process(self, outputs: EngineCoreOutputs) -> list[str]:
+        """Turn one step into text; returns the ids that a stop string has ended.
+
+        Outputs of unknown requests are dropped: they were aborted meanwhile.
+        """
+        ended = []
+        for output in outputs.outputs:
+            state = self._states.get(output.request_id)
+            if state is None:
+                continue
+            state.num_cached_tokens = output.num_cached_tokens
+            finish_reason, stop_reason = output.finish_reason, output.stop_reason
+            stop_string = state.detokenizer.update(
+                output.new_token_ids,
+                stop_terminated=finish_reason == "stop",
+                finished=finish_reason is not None,
+            )
+            if stop_string is not None:
+                if finish_reason is None:
+                    ended.append(output.request_id)
+                finish_reason, stop_reason = "stop", stop_string
+            self._emit(state, output, outputs.step, finish_reason, stop_reason)
+        return ended
+
+    def abort_requests(self, request_ids: Sequence[str], step: int) -> None:
+        """End requests with an output of their own; unknown and finished ids are ignored."""
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is not None:
+                self._emit(state, EngineCoreOutput(request_id), step, "abort", None)
+
+    def live_ids(self) -> list[str]:
+        return list(self._states)
+
+    def text_of(self, request_id: str) -> str:
+        """The text that has been delivered so far; "" for unknown requests."""
+        state = self._states.get(request_id)
+        return "" if state is None else state.stream.text
+
+    def _emit(
+        self,
+        state: _RequestState,
+        output: EngineCoreOutput,
+        step: int,
+        finish_reason: str | None,
+        stop_reason: int | str | None,
+    ) -> None:
+        is_finished = finish_reason is not None
+        prompt_logprobs = None
+        logprobs = None
+        if output.new_prompt_logprobs_tensors is not None:
+            prompt_logprobs = state.logprobs.update_prompt(output.new_prompt_logprobs_tensors)
+        if output.new_logprobs is not None:
+            logprobs = state.logprobs.update_sample(output.new_logprobs)
+        delta = RequestOutput(
+            step=step,
+            time=time.monotonic(),
+            request_id=output.request_id,
+            prompt_logprobs=prompt_logprobs,
+            outputs=(
+                CompletionOutput(
+                    0,
+                    state.detokenizer.get_next_output_text(is_finished, delta=True),
+                    output.new_token_ids,
+                    state.logprobs.cumulative_logprob,
+                    logprobs,
+                    finish_reason,
+                    stop_reason,
+                ),
+            ),
+            finished=is_finished,
+            num_cached_tokens=state.num_cached_tokens,
+        )
+        if is_finished:
+            del self._states[output.request_id]
+            state.on_end(output.request_id)
+        # The tap first: who waits for the end and then asks a view must find it there.
+        self._tap(delta)
+        state.stream.push(delta)

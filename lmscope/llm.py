@@ -1,0 +1,623 @@
+"""LLM: an engine in this process, with a thread of its own.
+
+    llm = LLM("demo")
+    outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))
+    stream = llm.submit("Tell me a story.")     # returns at once
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot, RequestOutput
+from lmscope.config import EngineConfig, EngineOptions, ModelFacts, resolve
+from lmscope.engine.core import EngineCore, ModelExecutor
+from lmscope.engine.loop import EngineLoop
+from lmscope.errors import EngineClosedError, EngineDeadError
+from lmscope.frontend.input_processor import InputProcessor
+from lmscope.frontend.output_processor import OutputProcessor
+from lmscope.frontend.stream import Stream
+from lmscope.frontend.tokenizer import TokenizerAdapter
+from lmscope.sampling_params import SamplingParams
+from lmscope.tap import Tap
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LLM"]
+
+logger = logging.getLogger(__name__)
+
+# A model without weights has no length of its own; the pool limits it.
+_SCRIPTED_MAX_MODEL_LEN = 1 << 20
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What several engines can share: a model, or a script in its place."""
+
+    path: str
+    tokenizer: TokenizerAdapter | None
+    vocab_size: int
+    eos_token_id: int | None
+    generation_eos_ids: tuple[int, ...]
+    module: torch.nn.Module | None
+    facts: Callable[[int], ModelFacts]  # block size -> what the settings depend on
+    make_executor: Callable[[EngineConfig], ModelExecutor]
+
+
+class LLM:
+    """An inference engine that can be watched at every boundary struct.
+
+    model              "demo", a hub id, a folder with safetensors, or a .gguf file
+    tokenizer          the model's own unless given
+    num_kv_blocks      size of the KV cache in blocks, block 0 included
+    kv_cache_bytes     the same in bytes; without either: 512 MiB or a tenth of the free
+                       memory, whichever is less
+    max_model_len      most tokens of one request, prompt and output
+    max_num_seqs, max_num_batched_tokens   most requests and tokens in one step
+    execute            "model", or "scripted": `script(request_id, position)` says what is
+                       sampled, without torch and weights
+    threads            torch threads of the engine; without it all cores but one
+
+    Options are checked before anything is loaded: TypeError for unknown names and wrong
+    types, ValueError for values that cannot work. `submit`, `abort` and `tap.on` may be
+    called from any thread. Close it, or use it as a context manager, to give the memory
+    back.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        seed: int = 0,
+        block_size: int = 16,
+        num_kv_blocks: int | None = None,
+        kv_cache_bytes: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        enable_prefix_caching: bool = True,
+        enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: int = 0,
+        scheduling_policy: str = "fcfs",
+        scheduler_cls: type | None = None,
+        async_scheduling: bool = False,
+        engine: str = "thread",
+        execute: str = "model",
+        script: Callable[[str, int], int | None] | None = None,
+        threads: int | None = None,
+        trust_remote_code: bool = False,
+        **vllm_options: Any,
+    ) -> None:
+        options = EngineOptions.parse(
+            model,
+            {
+                "dtype": dtype,
+                "device": device,
+                "seed": seed,
+                "block_size": block_size,
+                "kv_cache_bytes": kv_cache_bytes,
+                "max_model_len": max_model_len,
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "enable_prefix_caching": enable_prefix_caching,
+                "enable_chunked_prefill": enable_chunked_prefill,
+                "long_prefill_token_threshold": long_prefill_token_threshold,
+                "scheduling_policy": scheduling_policy,
+                "scheduler_cls": scheduler_cls,
+                "async_scheduling": async_scheduling,
+                "engine": engine,
+                "execute": execute,
+                "script": script,
+                "threads": threads,
+                "trust_remote_code": trust_remote_code,
+                **({} if num_kv_blocks is None else {"num_kv_blocks": num_kv_blocks}),
+                **vllm_options,
+            },
+        )
+        self._start(options, _load(options, tokenizer))
+
+    def _start(self, options: EngineOptions, weights: _Weights) -> None:
+        self._options = options
+        self._weights = weights
+        self.config = resolve(options, weights.facts(options.block_size), _free_memory_bytes())
+        self.model = weights.path
+        self.tap = Tap(_info(self.config), self._snapshot, self._run_on_engine)
+        self._inputs = InputProcessor(
+            weights.tokenizer,
+            vocab_size=weights.vocab_size,
+            max_model_len=self.config.max_model_len,
+            eos_token_id=weights.eos_token_id,
+            generation_eos_ids=weights.generation_eos_ids,
+            max_pool_tokens=self.config.max_pool_tokens,
+            block_size=self.config.block_size,
+        )
+        self._outputs = OutputProcessor(weights.tokenizer, self.tap)
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        # Requests that are not finished, and ids that are being submitted.
+        self._live: dict[str, Stream] = {}
+        self._reserved: set[str] = set()
+        config, make_executor, tap = self.config, weights.make_executor, self.tap
+        self._loop = EngineLoop(
+            lambda take_aborts: EngineCore(config, make_executor(config), tap, take_aborts),
+            self._outputs.process,
+            self._on_end,
+            name=f"lmscope-engine-{next(_numbers)}",
+            prepare=lambda: _set_threads(config),
+        )
+        _live_engines.add(self)
+
+    # -- generate ------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Run prompts to their end; one RequestOutput each, in their order.
+
+        prompts           one prompt or a list; a prompt is a text, a list of token ids, or
+                          a dict with "prompt" or "prompt_token_ids" and perhaps "cache_salt"
+        sampling_params   one for all, or one per prompt
+        priority          one number per prompt; smaller runs earlier under "priority"
+
+        A bad prompt raises before any of the call's prompts is queued. KeyboardInterrupt
+        aborts what the call started; the engine stays usable.
+        """
+        items = _as_prompts(prompts)
+        return self._run_all(items, sampling_params, use_tqdm, priority, is_chat=False)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        messages           [{"role": "user", "content": "Hi"}, ...]
+        template_options   for the tokenizer: add_generation_prompt (True unless given),
+                           continue_final_message, chat_template, tools, ...
+
+        ValueError when the model has no chat template.
+        """
+        tokenizer = self._weights.tokenizer
+        if tokenizer is None:
+            raise ValueError("this model has no tokenizer, so chat() cannot render messages")
+        template_options.setdefault(
+            "add_generation_prompt", not template_options.get("continue_final_message", False)
+        )
+        conversations = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        texts = [
+            tokenizer.apply_chat_template(conversation, **template_options)
+            for conversation in conversations
+        ]
+        return self._run_all(texts, sampling_params, use_tqdm, None, is_chat=True)
+
+    def submit(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Queue one prompt and return at once.
+
+        request_id   counts up from "0" unless given; one that is live already gets "-2"
+
+        Bad prompts and parameters raise here, with the parameter, the value and the limit.
+        """
+        streams = self._submit_all([prompt], [sampling_params], [priority], [request_id], False)
+        return streams[0]
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its blocks are free before the next step. Unknown ids are ignored."""
+        self._abort_all([request_id])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing happens, while any is in use."""
+        return self._loop.call(lambda core: core.reset_prefix_cache())
+
+    # -- life ------------------------------------------------------------------
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The transformers model."""
+        if self._weights.module is None:
+            raise ValueError(f"execute={self.config.execute!r} has no module, only a script")
+        return self._weights.module
+
+    @property
+    def tokenizer(self) -> TokenizerAdapter | None:
+        return self._weights.tokenizer
+
+    def like(self, **changes: Any) -> LLM:
+        """Another engine over the same weights, with some options changed."""
+        other = LLM.__new__(LLM)
+        other._start(self._options.replace(**changes), self._weights)
+        return other
+
+    def close(self) -> None:
+        """End all requests and give the KV cache back. Twice is fine."""
+        self._loop.close()
+        _live_engines.discard(self)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<LLM {self.config.model}: {self.config.num_kv_blocks} blocks of "
+            f"{self.config.block_size}, {len(self._live)} live requests"
+            f"{'' if self._loop.is_alive else ', closed'}>"
+        )
+
+    def __str__(self) -> str:
+        return self.config.describe()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM owns a thread and memory and cannot be pickled or copied")
+
+    # -- inside ----------------------------------------------------------------
+
+    def _run_all(
+        self,
+        prompts: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+        is_chat: bool,
+    ) -> list[RequestOutput]:
+        params = _per_prompt("sampling_params", sampling_params, len(prompts))
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        if len(priorities) != len(prompts):
+            raise ValueError(
+                f"priority has {len(priorities)} entries for {len(prompts)} prompts; "
+                "give one for each"
+            )
+        streams = self._submit_all(prompts, params, priorities, [None] * len(prompts), is_chat)
+        try:
+            with _progress(streams, use_tqdm) as update:
+                for stream in streams:
+                    while not stream.finished:
+                        try:
+                            stream.wait(timeout_s=0.1)
+                        except TimeoutError:
+                            update()
+                    update()
+        except BaseException:
+            # Ctrl-C or a dead engine: what this call started must not go on without it.
+            self._end_quietly(streams)
+            raise
+        return [stream.output for stream in streams]
+
+    def _submit_all(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int],
+        request_ids: Sequence[str | None],
+        is_chat: bool,
+    ) -> list[Stream]:
+        """Check all prompts, then queue them together, so that they arrive in one step."""
+        self._require_open()
+        ids = [self._reserve_id(request_id) for request_id in request_ids]
+        try:
+            # A view shows the text of each token, so it is worked out only for listeners.
+            want_text = self.tap.is_live
+            requests = [
+                self._inputs.process(
+                    prompt,
+                    SamplingParams() if param is None else param,
+                    request_id=request_id,
+                    priority=priority,
+                    arrival_time=time.time(),
+                    want_text=want_text,
+                    add_special_tokens=not is_chat,
+                )
+                for prompt, param, request_id, priority in zip(
+                    prompts, params, ids, priorities, strict=True
+                )
+            ]
+        except BaseException:
+            with self._lock:
+                self._reserved.difference_update(ids)
+            raise
+        streams = [
+            Stream(
+                request.request_id,
+                request.prompt if isinstance(prompt, (str, Mapping)) else None,
+                request.prompt_token_ids,
+                SamplingParams() if param is None else param,
+                self.abort,
+            )
+            for request, prompt, param in zip(requests, prompts, params, strict=True)
+        ]
+        with self._lock:
+            self._reserved.difference_update(ids)
+            self._live.update(zip(ids, streams, strict=True))
+        pairs = list(zip(requests, streams, strict=True))
+        try:
+            self._loop.post(lambda core: self._add(core, pairs))
+        except Exception:
+            with self._lock:
+                for request_id in ids:
+                    self._live.pop(request_id, None)
+            raise
+        return streams
+
+    def _add(self, core: EngineCore, pairs: list[tuple[EngineCoreRequest, Stream]]) -> None:
+        for request, stream in pairs:
+            self._outputs.add_request(request, stream, self._forget)
+            core.add_request(request)
+
+    def _abort_all(self, request_ids: Sequence[str]) -> None:
+        def end(core: EngineCore) -> None:
+            self._outputs.abort_requests(request_ids, core.step_number)
+            core.abort_requests(request_ids)
+
+        try:
+            self._loop.abort(request_ids, end)
+        except (EngineClosedError, EngineDeadError):
+            return  # every request of it has ended already
+
+    def _end_quietly(self, streams: Sequence[Stream]) -> None:
+        self._abort_all([stream.request_id for stream in streams if not stream.finished])
+        for stream in streams:
+            try:
+                stream.wait(timeout_s=10.0)
+            except (TimeoutError, EngineClosedError, EngineDeadError):
+                return
+
+    def _reserve_id(self, request_id: str | None) -> str:
+        """An id that no live request has."""
+        if request_id is not None and not isinstance(request_id, str):
+            raise TypeError(f"request_id is {request_id!r}; it takes a string")
+        with self._lock:
+            if request_id is None:
+                names: Iterator[str] = (str(number) for number in self._ids)
+            else:
+                names = itertools.chain(
+                    (request_id,), (f"{request_id}-{n}" for n in itertools.count(2))
+                )
+            name = next(n for n in names if n not in self._live and n not in self._reserved)
+            self._reserved.add(name)
+        return name
+
+    def _forget(self, request_id: str) -> None:
+        """A request has ended: its id is free again. Called on the engine thread."""
+        with self._lock:
+            self._live.pop(request_id, None)
+
+    def _on_end(self, error: BaseException | None) -> None:
+        """The engine thread ends: nobody may be left waiting. Called on that thread."""
+        if error is None:
+            self._outputs.abort_requests(self._outputs.live_ids(), step=0)
+            gone: Exception = EngineClosedError("the engine was closed; load a new one")
+        else:
+            logger.error("the engine died", exc_info=error)
+            gone = EngineDeadError(
+                f"the engine died with {type(error).__name__}: {error}; load a new one"
+            )
+            gone.__cause__ = error
+        with self._lock:
+            streams, self._live = list(self._live.values()), {}
+        for stream in streams:
+            stream.fail(gone)
+
+    def _require_open(self) -> None:
+        if not self._loop.is_alive:
+            self._loop.post(lambda core: None).result()  # raises what ended it
+
+    def _run_on_engine(self, function: Callable[[], Any]) -> Any:
+        return self._loop.call(lambda core: function())
+
+    def _snapshot(self) -> EngineSnapshot:
+        """The engine's state; called on its thread, between two structs."""
+
+        def take(core: EngineCore) -> EngineSnapshot:
+            blocks, free_queue = core.snapshot_blocks()
+            return EngineSnapshot(
+                info=self.tap.info,
+                step=core.step_number,
+                time=time.monotonic(),
+                blocks=blocks,
+                free_queue=free_queue,
+                requests=core.snapshot_requests(self._outputs.text_of),
+            )
+
+        return self._loop.call(take)
+
+
+_live_engines: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # A thread that is inside torch when the interpreter goes away crashes it.
+    for engine in list(_live_engines):
+        engine.close()
+
+
+def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
+    if options.execute == "scripted":
+        return _load_script(options, tokenizer)
+    # Here and not above: a scripted engine must not need torch.
+    from lmscope.execute.executor import UniProcExecutor
+    from lmscope.models.loader import load_model
+
+    loaded = load_model(
+        options.model,
+        tokenizer=tokenizer,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+    def facts(block_size: int) -> ModelFacts:
+        return ModelFacts(
+            max_model_len=loaded.max_model_len,
+            kv_block_bytes=loaded.kv_block_bytes(block_size),
+            kv_formula=loaded.kv_formula(block_size),
+            device=str(loaded.device.type),
+        )
+
+    return _Weights(
+        path=loaded.path,
+        tokenizer=loaded.tokenizer,
+        vocab_size=loaded.vocab_size,
+        eos_token_id=loaded.eos_token_id,
+        generation_eos_ids=tuple(loaded.eos_token_ids),
+        module=loaded.module,
+        facts=facts,
+        make_executor=lambda config: UniProcExecutor(config, loaded),
+    )
+
+
+def _load_script(options: EngineOptions, tokenizer: Any) -> _Weights:
+    from lmscope.execute.scripted import ScriptedExecutor
+    from lmscope.testing import byte_tokenizer
+
+    adapter = byte_tokenizer() if tokenizer is None else _adapt(tokenizer)
+    eos_token_id = adapter.eos_token_id
+    script = options.script
+    assert script is not None
+    return _Weights(
+        path=options.model,
+        tokenizer=adapter,
+        vocab_size=adapter.vocab_size,
+        eos_token_id=eos_token_id,
+        generation_eos_ids=(),
+        module=None,
+        facts=lambda block_size: ModelFacts(
+            max_model_len=_SCRIPTED_MAX_MODEL_LEN, kv_block_bytes=0
+        ),
+        make_executor=lambda config: ScriptedExecutor(
+            script, eos_token_id if eos_token_id is not None else 0
+        ),
+    )
+
+
+def _adapt(tokenizer: Any) -> TokenizerAdapter:
+    if isinstance(tokenizer, TokenizerAdapter):
+        return tokenizer
+    if isinstance(tokenizer, (str, Path)):
+        return TokenizerAdapter.from_folder(tokenizer)
+    return TokenizerAdapter.from_transformers(tokenizer)
+
+
+def _info(config: EngineConfig) -> EngineInfo:
+    return EngineInfo(
+        model=config.model,
+        block_size=config.block_size,
+        num_blocks=config.num_kv_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        wall_time=time.time(),
+        monotonic_time=time.monotonic(),
+    )
+
+
+def _set_threads(config: EngineConfig) -> None:
+    """Leave a core to the notebook. Called on the engine thread, for that thread."""
+    if config.execute != "model":
+        return
+    import torch
+
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
+
+
+def _free_memory_bytes() -> int:
+    """Memory that can be had without swapping."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+def _as_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts from one prompt or several."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]  # one prompt, given as token ids
+    return items
+
+
+def _per_prompt(name: str, given: Any, count: int) -> list[Any]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given] * count
+    if not isinstance(given, Sequence):
+        raise TypeError(f"{name} is {given!r}; it takes SamplingParams, or one for each prompt")
+    if len(given) != count:
+        raise ValueError(
+            f"{name} has {len(given)} entries for {count} prompts; give one, or one for each"
+        )
+    return list(given)
+
+
+@contextmanager
+def _progress(streams: Sequence[Stream], use_tqdm: bool) -> Iterator[Callable[[], None]]:
+    """A bar over finished requests with tokens per second; silent when switched off."""
+    if not use_tqdm or not streams:
+        yield lambda: None
+        return
+    from tqdm.auto import tqdm
+
+    start = time.monotonic()
+    with tqdm(total=len(streams), desc="Processed prompts", unit="prompt") as bar:
+
+        def update() -> None:
+            finished = sum(stream.finished for stream in streams)
+            num_tokens = sum(len(stream.token_ids) for stream in streams)
+            rate = num_tokens / max(time.monotonic() - start, 1e-9)
+            bar.set_postfix_str(f"{num_tokens} tokens, {rate:.1f} tokens/s", refresh=False)
+            bar.update(finished - bar.n)
+            bar.refresh()
+
+        yield update
+
