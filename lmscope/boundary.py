@@ -75,7 +75,9 @@ class Boundary(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=Tr
 # ---------------------------------------------------------------------------
 
 
-class EngineCoreRequest(Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True):
+class EngineCoreRequest(
+    Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True
+):
     """One request on its way from the front end into the engine."""
 
     request_id: str
@@ -158,9 +160,7 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False, omit_def
     """The prefix cache was reset: no block can be found any more."""
 
 
-KVEvent = (
-    BlockAllocated | BlockTouched | BlockStored | BlockFreed | BlockRemoved | AllBlocksCleared
-)
+KVEvent = BlockAllocated | BlockTouched | BlockStored | BlockFreed | BlockRemoved | AllBlocksCleared
 
 
 class NewRequestData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -237,7 +237,9 @@ class LogprobsLists(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sampled_token_ranks: tuple[int, ...]
 
 
-class ModelRunnerOutput(Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True):
+class ModelRunnerOutput(
+    Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True
+):
     """What the model answered, one row per request, in the order of the batch.
 
     The order of rows is the runner's, not the scheduler's: look a request up by its id.
@@ -332,7 +334,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     spec_decoding_stats: SpecDecodingStats | None = None
 
 
-class EngineCoreOutputs(Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True):
+class EngineCoreOutputs(
+    Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True
+):
     """What all requests produced in this step, and the counts after it."""
 
     outputs: tuple[EngineCoreOutput, ...] = ()
@@ -482,4 +486,3 @@ def encode(boundary: Boundary) -> bytes:
 def decode(data: bytes) -> AnyBoundary:
     """The struct that `encode` was given; msgspec.DecodeError when it is none."""
     return _DECODER.decode(data)
-
