@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -35,6 +36,22 @@ def _one_torch_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of the demo model, fetched at the first use on a machine."""
+    from lmscope.models.demo import ensure_demo_model
+
+    return ensure_demo_model(show_progress=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the demo model, so that a commit can be checked without it."""
+    for item in items:
+        if "demo_model" in getattr(item, "fixturenames", ()):
+            item.add_marker("model")
 
 
 @pytest.hookimpl(wrapper=True)
