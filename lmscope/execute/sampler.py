@@ -1,0 +1,223 @@
+"""Sampler: from logits to one token per request, in the order of vLLM's pipeline.
+
+    logits      as the model gave them, a grammar's mask already applied
+    adjusted    float32, after LogitsAdjustment: allowed tokens, bad words, min_tokens,
+                logit_bias, penalties. Greedy requests take the largest of these.
+    processed   after temperature, min_p, top-k and top-p. The others draw from these.
+
+Steps that no request in the batch needs are left out; a batch of plain greedy requests is
+one pass over the logits. A row gives the same token alone and in any batch, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lmscope.boundary import LogprobsLists
+from lmscope.checks import nearest
+from lmscope.execute.logits_adjustment import LogitsAdjustment
+from lmscope.execute.logits_filters import filter_min_p, filter_top_k, filter_top_p
+from lmscope.execute.random_draws import draw_tokens
+from lmscope.execute.sampling_row import SamplingRow
+from lmscope.execute.token_logprobs import gather_logprobs, prompt_logprobs
+
+__all__ = ["LogprobsMode", "Sampler", "SamplerOutput", "SamplingRow", "prompt_logprobs"]
+
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+_MODES: tuple[str, ...] = get_args(LogprobsMode)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """What was sampled, one entry per row.
+
+    token_ids  [R]
+    logprobs   [R] one position each; None for rows that did not ask
+    errors     by row, why its token means nothing: the request must end with an error
+    """
+
+    token_ids: list[int]
+    logprobs: list[LogprobsLists | None]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """Samples one token for each row of logits.
+
+    logprobs_mode  what `logprobs` reports: log probabilities or logits, raw (of the model)
+                   or processed (what was drawn from; greedy rows: adjusted)
+    """
+
+    def __init__(self, vocab_size: int, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
+        if logprobs_mode not in _MODES:
+            raise ValueError(
+                f"logprobs_mode is {logprobs_mode!r}; {nearest(logprobs_mode, _MODES)}"
+            )
+        self.vocab_size = vocab_size
+        self.logprobs_mode = logprobs_mode
+        self._batch: _Batch | None = None
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+        """One token for each row; neither the logits nor the rows are changed.
+
+        logits  [R, V] any floating type, row i for rows[i]
+        """
+        assert logits.shape == (len(rows), self.vocab_size)
+        batch = self._batch_of(rows, logits.device)
+        due = [(row, adjustment) for row, adjustment in batch.adjustments if adjustment.is_due()]
+        if not (due or batch.random_rows or batch.rows_by_num_logprobs):
+            return _output(*logits.max(dim=-1), logprobs=[None] * len(rows))
+
+        adjusted = logits.to(torch.float32, copy=bool(due))
+        for row, adjustment in due:
+            adjustment.apply(adjusted[row])
+        if batch.random_rows:
+            processed = batch.process(adjusted)
+            best, token_ids = batch.choose(adjusted, processed)
+        else:
+            processed = adjusted
+            best, token_ids = adjusted.max(dim=-1)
+        logprobs = self._logprobs(batch, logits, adjusted, processed, token_ids)
+        return _output(best, token_ids, logprobs)
+
+    def _batch_of(self, rows: Sequence[SamplingRow], device: torch.device) -> _Batch:
+        """What is known of these rows, from the step before while they are the same."""
+        batch = self._batch
+        if (
+            batch is None
+            or batch.device != device
+            or len(batch.rows) != len(rows)
+            or not all(map(operator.is_, batch.rows, rows))
+        ):
+            batch = self._batch = _Batch(rows, self.vocab_size, device)
+        return batch
+
+    def _logprobs(
+        self, batch: _Batch, logits: Tensor, adjusted: Tensor, processed: Tensor, token_ids: Tensor
+    ) -> list[LogprobsLists | None]:
+        lists: list[LogprobsLists | None] = [None] * len(batch.rows)
+        for k, rows in batch.rows_by_num_logprobs.items():
+            if self.logprobs_mode.startswith("raw"):
+                values = logits[rows].to(torch.float32)
+            else:
+                values = batch.drawn_from(adjusted, processed)[rows]
+            if self.logprobs_mode.endswith("logprobs"):
+                values = values.log_softmax(dim=-1)
+            columns = gather_logprobs(values, token_ids[rows], k)
+            for i, row in enumerate(rows):
+                lists[row] = LogprobsLists(
+                    columns.logprob_token_ids[i : i + 1],
+                    columns.logprobs[i : i + 1],
+                    columns.sampled_token_ranks[i : i + 1],
+                )
+        return lists
+
+
+class _Filter(NamedTuple):
+    """A filter, its rows among the random ones (None: all of them) and a value for each."""
+
+    function: Callable[[Tensor, Tensor], None]
+    rows: list[int] | None
+    values: Tensor
+
+
+class _Batch:
+    """What the parameters of some rows ask for, column by column; no state of its own."""
+
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+        self.rows = tuple(rows)
+        self.device = device
+        self.adjustments = [
+            (i, LogitsAdjustment(row, vocab_size, device))
+            for i, row in enumerate(rows)
+            if LogitsAdjustment.is_needed(row)
+        ]
+        self.rows_by_num_logprobs: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            if row.params.logprobs is not None:
+                self.rows_by_num_logprobs.setdefault(row.params.logprobs, []).append(i)
+        self.greedy_rows = [i for i, row in enumerate(rows) if row.params.is_greedy]
+        self.random_rows = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+        params = [rows[i].params for i in self.random_rows]
+        # Beyond float32 it would be infinite, and a barred token's -inf / inf is NaN.
+        largest = torch.finfo(torch.float32).max
+        temperatures = [min(each.temperature, largest) for each in params]
+        self._temperature = (
+            torch.tensor(temperatures, device=device)[:, None]
+            if any(temperature != 1.0 for temperature in temperatures)
+            else None
+        )
+        self._filters: list[_Filter] = []
+        for function, values in (
+            (filter_min_p, [math.log(each.min_p) if each.min_p else None for each in params]),
+            (
+                filter_top_k,
+                [each.top_k if 0 < each.top_k < vocab_size else None for each in params],
+            ),
+            (filter_top_p, [each.top_p if each.top_p < 1.0 else None for each in params]),
+        ):
+            chosen = [i for i, value in enumerate(values) if value is not None]
+            if chosen:
+                column = torch.tensor([values[i] for i in chosen], device=device)
+                indices = None if len(chosen) == len(params) else chosen
+                self._filters.append(_Filter(function, indices, column))
+
+    def process(self, adjusted: Tensor) -> Tensor:
+        """What the random rows draw from: [len(random_rows), V]; `adjusted` is not changed."""
+        logits = adjusted[self.random_rows] if self.greedy_rows else adjusted
+        if self._temperature is not None:
+            logits = logits / self._temperature
+        elif self._filters and not self.greedy_rows:
+            logits = logits.clone()
+        for each in self._filters:
+            if each.rows is None:
+                each.function(logits, each.values)
+            else:
+                some = logits[each.rows]
+                each.function(some, each.values)
+                logits[each.rows] = some
+        return logits
+
+    def choose(self, adjusted: Tensor, processed: Tensor) -> tuple[Tensor, Tensor]:
+        """The score and the token of each row, greedy or drawn: [R] each, as `max` does."""
+        rows = [self.rows[i] for i in self.random_rows]
+        best, token_ids = draw_tokens(
+            processed, [row.seed for row in rows], [len(row.output_token_ids) for row in rows]
+        )
+        if not self.greedy_rows:
+            return best, token_ids
+        all_best, all_token_ids = adjusted.max(dim=-1)
+        all_best[self.random_rows] = best
+        all_token_ids[self.random_rows] = token_ids
+        return all_best, all_token_ids
+
+    def drawn_from(self, adjusted: Tensor, processed: Tensor) -> Tensor:
+        """[R, V]: adjusted logits for greedy rows, processed ones for the others."""
+        if not self.greedy_rows or not self.random_rows:
+            return processed
+        both = adjusted.clone()
+        both[self.random_rows] = processed
+        return both
+
+
+def _output(best: Tensor, token_ids: Tensor, logprobs: list[LogprobsLists | None]) -> SamplerOutput:
+    # The largest is -inf when no token is left, and NaN when any logit is one.
+    errors = {}
+    if not bool((best > -math.inf).all()):
+        for row, value in enumerate(best.tolist()):
+            if math.isnan(value):
+                errors[row] = "the model's logits are not numbers (NaN)"
+            elif value == -math.inf:
+                errors[row] = (
+                    "every token is barred: allowed_token_ids, bad_words, min_tokens and a "
+                    "grammar together leave none"
+                )
+    return SamplerOutput(token_ids.tolist(), logprobs, errors)
