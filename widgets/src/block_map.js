@@ -1,0 +1,337 @@
+// @ts-check
+/**
+ * The pool as a map: every block keeps its place, and only blocks that changed are drawn again.
+ */
+import { drawBin, drawBlock } from "./block_cells.js";
+import { blocksOf, boxOf, itemAt, itemOf, layoutBlocks, zoomBlocks } from "./block_layout.js";
+import { readout, summary } from "./block_words.js";
+import { h, listen, setAttribute } from "./core/dom.js";
+import { prepare } from "./core/draw.js";
+import { EVICTED, HIT, IN_USE, KEPT, WRITTEN } from "./core/picture.js";
+
+/** @typedef {import("./core/picture.js").Picture} Picture */
+/** @typedef {import("./core/link.js").Link} Link */
+/** @typedef {import("./core/theme.js").Theme} Theme */
+/** @typedef {import("./block_layout.js").Layout} Layout */
+/** @typedef {{theme: Theme, changes: import("./core/picture.js").Changes, height: number}} Look */
+
+const MANY_DIRTY = 0.6;
+
+/**
+ * @param {HTMLElement} root  an empty element
+ * @param {Link} link
+ * @param {{context?: CanvasRenderingContext2D, redraw?: () => void}} [options]
+ *   `context` draws instead of the canvas's own; `redraw` asks for an update when the range or
+ *   the cursor has moved
+ */
+export function createBlockMap(root, link, { context: given, redraw = () => {} } = {}) {
+  const canvas = h("canvas", {
+    class: "lms-map",
+    role: "img",
+    tabindex: 0,
+    "aria-label": "blocks",
+  });
+  const line = h("div", { class: "lms-readout", "aria-live": "off" });
+  root.append(canvas, line);
+  /** @type {(() => void)[]} */
+  const cleanups = [];
+  /** @type {Picture | null} */
+  let picture = null;
+  /** @type {Layout | null} */
+  let layout = null;
+  /** @type {CanvasRenderingContext2D | null} */
+  let context = null;
+  /** @type {{first: number, count: number} | null} */
+  let range = null;
+  /** @type {number | null} */
+  let cursor = null;
+  /** @type {number | null} */
+  let drawnCursor = null;
+  let drawnKey = "";
+  let height = 0;
+  let textSize = 12;
+
+  /**
+   * Draws what has changed since the last call.
+   * @param {Picture} next
+   * @param {Look} look
+   * @returns {number} cells drawn
+   */
+  function update(next, look) {
+    picture = next;
+    height = look.height;
+    textSize = look.theme.textSize;
+    const total = picture.numBlocks;
+    if (range && range.first + range.count > total) range = null;
+    if (cursor !== null && cursor >= total) cursor = null;
+    const width = root.clientWidth || Number.parseInt(root.style.width, 10) || 0;
+    if (!total || !width) return 0;
+    const shown = range ?? { first: 0, count: total };
+    const { colours } = look.theme;
+    const key = [
+      ...[width, height, textSize, shown.first, shown.count, globalThis.devicePixelRatio],
+      ...[colours.name, colours.background, look.theme.ui, link.lit, next.info?.block_size],
+    ].join();
+    let drawn;
+    if (key !== drawnKey || !layout || look.changes.all) {
+      const sized = { width, height, textSize };
+      layout = layoutBlocks({ ...shown, ...sized });
+      context = given ?? prepare(canvas, width, layout.height);
+      drawnKey = key;
+      drawn = drawAll(picture, layout, look.theme);
+    } else drawn = drawSome(picture, layout, look);
+    drawnCursor = cursor;
+    setAttribute(canvas, "aria-label", `step ${picture.step}: ${summary(picture)}`);
+    readout(line, picture, cursor, link);
+    return drawn;
+  }
+
+  /**
+   * @param {Picture} shown
+   * @param {Layout} on
+   * @param {Theme} theme
+   */
+  function drawAll(shown, on, theme) {
+    if (!context) return 0;
+    context.clearRect(0, 0, on.width, on.height);
+    const slots = namesOfSlots(shown);
+    for (let item = 0; item < on.items; item++) drawItem(shown, on, theme, item, slots);
+    return on.items;
+  }
+
+  /**
+   * @param {Picture} shown
+   * @param {Layout} on
+   * @param {Look} look
+   */
+  function drawSome(shown, on, look) {
+    if (!context) return 0;
+    /** @type {Set<number>} */
+    const items = new Set();
+    const blocks = [...look.changes.blocks];
+    if (cursor !== drawnCursor) blocks.push(cursor ?? -1, drawnCursor ?? -1);
+    for (const block of blocks) {
+      const item = itemOf(on, block);
+      if (item !== null) items.add(item);
+    }
+    if (items.size > on.items * MANY_DIRTY) return drawAll(shown, on, look.theme);
+    const slots = namesOfSlots(shown);
+    for (const item of items) {
+      const box = boxOf(on, item);
+      context.clearRect(box.x, box.y, box.w, box.h);
+      drawItem(shown, on, look.theme, item, slots);
+    }
+    return items.size;
+  }
+
+  /**
+   * @param {Picture} shown
+   * @param {Layout} on
+   * @param {Theme} theme
+   * @param {number} item
+   * @param {Map<number, string>} slots
+   */
+  function drawItem(shown, on, theme, item, slots) {
+    if (!context) return;
+    const box = boxOf(on, item);
+    if (on.level === "bin") {
+      drawBin(context, box, binOf(shown, on, theme, item, link.lit, cursor), theme);
+      return;
+    }
+    const [block] = blocksOf(on, item);
+    const described = describe(shown, block, theme, link.lit, slots);
+    drawBlock(context, box, { ...described, isCursor: block === cursor }, theme, on.level);
+  }
+
+  /** @param {number | null} block */
+  function point(block) {
+    if (block === cursor) return;
+    cursor = block;
+    const owners = picture && block !== null ? picture.ownersOf(block) : [];
+    link.hover(
+      owners.length === 1 && picture && (picture.state[block ?? 0] & 0xf) === IN_USE
+        ? owners[0]
+        : null,
+    );
+    redraw();
+  }
+
+  /** @param {PointerEvent | MouseEvent} event */
+  function blockAt(event) {
+    if (!layout) return null;
+    const bounds = canvas.getBoundingClientRect();
+    const item = itemAt(layout, event.clientX - bounds.left, event.clientY - bounds.top);
+    return item === null ? null : blocksOf(layout, item)[0];
+  }
+
+  /** @param {{first: number, count: number} | null} wanted */
+  function show(wanted) {
+    if (!picture) return;
+    range = wanted && wanted.count < picture.numBlocks ? wanted : null;
+    redraw();
+  }
+
+  listen(cleanups, canvas, "pointermove", (event) => point(blockAt(event)));
+  listen(cleanups, canvas, "pointerleave", () => point(null));
+  listen(cleanups, canvas, "click", (event) => {
+    const block = blockAt(event);
+    const owner = block === null ? undefined : picture?.ownersOf(block)[0];
+    if (owner !== undefined) link.toggle(owner);
+  });
+  listen(cleanups, canvas, "dblclick", () => show(null));
+  listen(
+    cleanups,
+    canvas,
+    "wheel",
+    (/** @type {WheelEvent} */ event) => {
+      // The page scrolls unless the reader pinches or has chosen a map with small cells.
+      const isMeant = event.ctrlKey || document.activeElement === canvas;
+      const isSmall =
+        layout && (range !== null || layout.level === "mark" || layout.level === "bin");
+      if (!isMeant || !isSmall || !layout || !picture) return;
+      event.preventDefault();
+      const bounds = canvas.getBoundingClientRect();
+      const zoomed = zoomBlocks(layout, {
+        ...{ x: event.clientX - bounds.left, y: event.clientY - bounds.top },
+        ...{ factor: event.deltaY > 0 ? 1.5 : 1 / 1.5, total: picture.numBlocks, height, textSize },
+      });
+      if (zoomed) show(zoomed);
+    },
+    { passive: false },
+  );
+  listen(cleanups, canvas, "keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (!layout || !picture || event.ctrlKey || event.altKey || event.metaKey) return;
+    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -layout.cols, ArrowDown: layout.cols };
+    const move = /** @type {Record<string, number>} */ (moves)[event.key];
+    if (move !== undefined) {
+      event.preventDefault();
+      const block = (cursor ?? layout.first - layout.perCell) + move * layout.perCell;
+      moveCursor(Math.max(0, Math.min(picture.numBlocks - 1, block)));
+    } else if (event.key === "Enter" && cursor !== null) {
+      event.preventDefault();
+      const owner = picture.ownersOf(cursor)[0];
+      if (owner !== undefined) link.toggle(owner);
+    } else if (event.key === "Escape" && cursor !== null) point(null);
+  });
+
+  /** @param {number} block */
+  function moveCursor(block) {
+    if (range && picture && (block < range.first || block >= range.first + range.count)) {
+      const first = Math.max(
+        0,
+        Math.min(picture.numBlocks - range.count, block - Math.floor(range.count / 2)),
+      );
+      show({ first, count: range.count });
+    }
+    point(block);
+  }
+
+  return {
+    canvas,
+    update,
+    /** The layout drawn last. */
+    get layout() {
+      return layout;
+    },
+    get cursor() {
+      return cursor;
+    },
+    destroy() {
+      for (const cleanup of cleanups) cleanup();
+      canvas.remove();
+      line.remove();
+    },
+  };
+}
+
+/**
+ * What the map draws for one block.
+ * @param {Picture} picture
+ * @param {number} block
+ * @param {Theme} theme
+ * @param {string | null} lit
+ * @param {Map<number, string>} slots
+ * @returns {import("./block_cells.js").Block}
+ */
+export function describe(picture, block, theme, lit, slots) {
+  const bits = picture.state[block];
+  const state = bits & 0xf;
+  const cell = picture.cells.get(block);
+  const names = picture.ownersOf(block);
+  const slot = picture.slot[block];
+  const { colours } = theme;
+  const ownerOf = (/** @type {string} */ id, /** @type {number} */ fallback) =>
+    colours.owner(picture.rows.get(id)?.slot ?? fallback, id === lit ? id : undefined);
+  const isOwned = state === IN_USE || state === KEPT;
+  const owners = !isOwned
+    ? []
+    : state === IN_USE && names.length
+      ? names.map((id, k) => ownerOf(id, k === 0 ? slot : 254))
+      : [colours.owner(slot, names[0] !== undefined && names[0] === lit ? lit : undefined)];
+  const name = names[0] ?? (isOwned ? slots.get(slot) : undefined) ?? "";
+  const place = picture.next.indexOf(block);
+  return {
+    ...{ id: block, state, owners, name, ref: picture.ref[block], fill: picture.fill[block] },
+    size: picture.info?.block_size ?? 1,
+    writtenFrom: bits & WRITTEN ? picture.writtenFrom[block] : null,
+    text: isOwned ? (cell?.[2] ?? "") : "",
+    ...{ isHit: (bits & HIT) !== 0, isEvicted: (bits & EVICTED) !== 0, was: cell?.[4] ?? "" },
+    queue: place >= 0 && place < 3 ? place + 1 : 0,
+    isDim:
+      lit !== null &&
+      block !== 0 &&
+      !names.includes(lit) &&
+      cell?.[4] !== lit &&
+      !(cell === undefined && name === lit),
+    isCursor: false,
+  };
+}
+
+/**
+ * @param {Picture} picture
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @param {number} item
+ * @param {string | null} lit
+ * @param {number | null} cursor
+ */
+function binOf(picture, layout, theme, item, lit, cursor) {
+  const [from, to] = blocksOf(layout, item);
+  const litSlot = lit === null ? -1 : (picture.rows.get(lit)?.slot ?? -1);
+  const bySlot = new Map();
+  const bin = { total: to - from, used: 0, kept: 0, hits: 0, evicted: 0, lit: 0 };
+  for (let block = from; block < to; block++) {
+    const bits = picture.state[block];
+    const state = bits & 0xf;
+    if (state === IN_USE) bin.used++;
+    if (state === KEPT) bin.kept++;
+    if (bits & HIT) bin.hits++;
+    if (bits & EVICTED) bin.evicted++;
+    if (state !== IN_USE && state !== KEPT) continue;
+    const slot = picture.slot[block];
+    if (slot === litSlot) bin.lit++;
+    bySlot.set(slot, (bySlot.get(slot) ?? 0) + 1);
+  }
+  let most = null;
+  for (const [slot, count] of bySlot) if (most === null || count > bySlot.get(most)) most = slot;
+  return {
+    ...bin,
+    owner: most === null ? null : theme.colours.owner(most),
+    isDim: lit !== null && bin.lit === 0,
+    isCursor: cursor !== null && cursor >= from && cursor < to,
+  };
+}
+
+/**
+ * Which request has a slot now, for pools too large for words.
+ * @param {Picture} picture
+ * @returns {Map<number, string>}
+ */
+function namesOfSlots(picture) {
+  const names = new Map();
+  for (const row of picture.rows.values()) {
+    if (row.slot < 254 && !(row.state === "finished" && names.has(row.slot)))
+      names.set(row.slot, row.id);
+  }
+  return names;
+}

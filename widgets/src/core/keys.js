@@ -1,0 +1,81 @@
+// @ts-check
+/**
+ * The keys of a view. Every view has the same ones, so the table is here once.
+ */
+
+/**
+ * @typedef {"play" | "back" | "forward" | "first" | "last" | "event" | "event_back" | "request"
+ *   | "request_back" | "tables" | "larger" | "smaller" | "help" | "release"} Action
+ */
+
+/** @type {[string, Action][]} */
+const TABLE = [
+  [" ", "play"],
+  ["ArrowLeft", "back"],
+  [",", "back"],
+  ["p", "back"],
+  ["ArrowRight", "forward"],
+  [".", "forward"],
+  ["n", "forward"],
+  ["Home", "first"],
+  ["End", "last"],
+  ["e", "event"],
+  ["E", "event_back"],
+  ["]", "request"],
+  ["[", "request_back"],
+  ["t", "tables"],
+  ["T", "tables"],
+  ["+", "larger"],
+  ["=", "larger"],
+  ["-", "smaller"],
+  ["?", "help"],
+  ["Escape", "release"],
+];
+const ACTIONS = new Map(TABLE);
+
+/** What `?` shows: keys and what they do. @type {[string, string, Action[]][]} */
+export const HELP = [
+  ["Space", "play or pause", ["play"]],
+  ["← →", "a step back, on", ["back", "forward"]],
+  ["E  Shift E", "next, previous event", ["event", "event_back"]],
+  ["Home  End", "first, last step", ["first", "last"]],
+  ["[  ]", "previous, next request", ["request"]],
+  ["T", "pictures as tables", ["tables"]],
+  ["+  -", "text size", ["larger"]],
+  ["Esc", "let go", ["release"]],
+];
+
+/**
+ * What a key asks for, or null. Keys with Ctrl, Alt or Meta belong to the page.
+ * @param {{key: string, ctrlKey?: boolean, altKey?: boolean, metaKey?: boolean}} event
+ * @returns {Action | null}
+ */
+export function actionOf(event) {
+  if (event.ctrlKey || event.altKey || event.metaKey) return null;
+  return ACTIONS.get(event.key) ?? null;
+}
+
+/**
+ * Handles keys on `root` and keeps them from the notebook, whose command mode acts on letters.
+ * @param {HTMLElement} root
+ * @param {(action: Action) => boolean} perform  false when there is nothing to do
+ * @returns {() => void} ends it
+ */
+export function listenToKeys(root, perform) {
+  /** @param {KeyboardEvent} event */
+  const onKey = (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey || event.key === "Tab") return;
+    event.stopPropagation();
+    if (event.defaultPrevented) return;
+    const target = /** @type {HTMLElement} */ (event.target);
+    // A focused button keeps Space and Enter, a slider its arrows.
+    if (target.tagName === "BUTTON" && (event.key === " " || event.key === "Enter")) return;
+    if (target.tagName === "INPUT" || target.tagName === "SELECT") {
+      if (event.key !== "Escape" && event.key !== "?" && !/^[a-zA-Z[\]]$/.test(event.key)) return;
+    }
+    const action = actionOf(event);
+    if (action && perform(action)) event.preventDefault();
+  };
+  root.addEventListener("keydown", onKey);
+  return () => root.removeEventListener("keydown", onKey);
+}

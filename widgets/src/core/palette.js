@@ -1,0 +1,134 @@
+// @ts-check
+/**
+ * The colours of the views, from the one palette that Python reads as well. Hue is a request;
+ * everything else is ink, weight, outline or pattern, except trouble.
+ */
+import palette from "../../lmscope_widgets/palette.json" with { type: "json" };
+import { contrast, luminance, mix } from "./colour.js";
+
+/** @typedef {"light" | "dark"} ThemeName */
+/** @typedef {"solid" | "stripes" | "dots"} Pattern */
+
+/**
+ * @typedef {object} Owner
+ * @property {string} hue      full colour: edges, feet, lanes
+ * @property {string} tint     ground under text
+ * @property {string} edge     the hue, darkened where it would be too pale for a line
+ * @property {string} small    the hue in cells too small for a pattern
+ * @property {string} onHue    text on the full hue
+ * @property {Pattern} pattern
+ */
+
+/**
+ * @typedef {object} Colours
+ * @property {ThemeName} name
+ * @property {string} background
+ * @property {string} raised
+ * @property {string} ink
+ * @property {string} soft
+ * @property {string} line
+ * @property {string} lineSoft
+ * @property {string} focus
+ * @property {string} trouble
+ * @property {string} troubleText
+ * @property {string} troubleTint
+ * @property {string} good
+ * @property {{decode: string, prefill: string, recompute: string, cached: string}} work
+ * @property {(slot: number, ownHueOf?: string) => Owner} owner
+ */
+
+/** Slots from here on have no hue of their own. */
+export const NEUTRAL_SLOT = 254;
+export const NO_SLOT = 255;
+
+const DARK_TEXT = "#15181C";
+const LIGHT_TEXT = "#FFFFFF";
+/** How far the second eight are shifted where stripes would be noise. */
+const SMALL_SHIFT = 0.42;
+
+/**
+ * The colours of a theme on the host's own background and ink.
+ * @param {ThemeName} name
+ * @param {{background?: string, ink?: string}} [host]
+ * @returns {Colours}
+ */
+export function makeColours(name, host = {}) {
+  const roles = palette[name];
+  const background = host.background ?? roles.background;
+  const ink = host.ink ?? roles.ink;
+  /** @type {Map<string, Owner>} */
+  const made = new Map();
+  return {
+    name,
+    background,
+    ink,
+    raised: host.background ? mix(background, ink, 0.045) : roles.raised,
+    soft: roles.ink_soft,
+    line: roles.line,
+    lineSoft: roles.line_soft,
+    focus: roles.focus,
+    trouble: roles.trouble,
+    troubleText: roles.trouble_text,
+    troubleTint: roles.trouble_tint,
+    good: roles.good,
+    work: palette.work[name],
+    owner(slot, ownHueOf) {
+      const key = `${slot} ${ownHueOf ?? ""}`;
+      let owner = made.get(key);
+      if (!owner) {
+        owner = makeOwner(name, background, ink, slot, ownHueOf);
+        made.set(key, owner);
+      }
+      return owner;
+    },
+  };
+}
+
+/**
+ * Text colour, dark or light, that reads best on `ground`.
+ * @param {string} ground
+ */
+export function textOn(ground) {
+  return contrast(ground, DARK_TEXT) > contrast(ground, LIGHT_TEXT) ? DARK_TEXT : LIGHT_TEXT;
+}
+
+/**
+ * @param {ThemeName} name
+ * @param {string} background
+ * @param {string} ink
+ * @param {number} slot
+ * @param {string} [ownHueOf] id of a request without a slot that is pointed at: it takes a hue
+ * @returns {Owner}
+ */
+function makeOwner(name, background, ink, slot, ownHueOf) {
+  const { owners } = palette;
+  const hues = /** @type {Record<string, string>} */ (owners[name]);
+  const isNeutral = slot >= owners.neutral_beyond && ownHueOf === undefined;
+  const place = slot < owners.neutral_beyond ? slot : hash(ownHueOf ?? "");
+  const hue = isNeutral ? owners.neutral[name] : hues[owners.order[place % owners.order.length]];
+  const ring = slot < owners.neutral_beyond ? Math.floor(slot / owners.order.length) : 0;
+  const shifted = mix(hue, name === "dark" ? LIGHT_TEXT : DARK_TEXT, SMALL_SHIFT);
+  return {
+    hue,
+    tint: mix(background, hue, owners.tint[name]),
+    edge: contrast(hue, background) < owners.edge_below ? mix(hue, ink, owners.edge_mix) : hue,
+    small: ring === 0 ? hue : ring === 1 ? shifted : owners.neutral[name],
+    onHue: textOn(hue),
+    pattern: ring === 0 ? "solid" : ring === 1 ? "stripes" : "dots",
+  };
+}
+
+/** @param {string} text */
+function hash(text) {
+  let value = 0;
+  for (const letter of text) value = (value * 31 + (letter.codePointAt(0) ?? 0)) >>> 0;
+  return value;
+}
+
+/**
+ * @param {string} background
+ * @returns {ThemeName}
+ */
+export function themeOf(background) {
+  return luminance(background) < 0.2 ? "dark" : "light";
+}

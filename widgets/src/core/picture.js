@@ -1,0 +1,361 @@
+// @ts-check
+/**
+ * The picture that every view draws: frames go in, columns, rows and words come out.
+ * `docs/picture.md` describes the frames. Nothing here touches a document.
+ */
+
+/**
+ * @typedef {object} Stat
+ * @property {number} used
+ * @property {number} kept
+ * @property {number} empty
+ * @property {number} shared
+ * @property {number} hits
+ * @property {number} evicted
+ * @property {number} running
+ * @property {number} waiting
+ * @property {number} finished
+ * @property {number} scheduled
+ * @property {number} decode
+ * @property {number} prefill
+ * @property {number} recompute
+ * @property {number} cached
+ * @property {number} prompt_tokens
+ * @property {number} cached_tokens
+ * @property {number} output_tokens
+ * @property {number} preemptions
+ * @property {number} evictions
+ * @property {number | null} step_ms
+ * @property {number | null} tokens_per_s
+ */
+
+/**
+ * @typedef {object} Info
+ * @property {string} model
+ * @property {number} block_size
+ * @property {number} num_blocks
+ * @property {number} max_num_seqs
+ * @property {number} max_num_batched_tokens
+ * @property {number} max_model_len
+ */
+
+/**
+ * @typedef {object} Row
+ * @property {string} id
+ * @property {number} slot
+ * @property {"waiting" | "running" | "preempted" | "finished"} state
+ * @property {string} why
+ * @property {number} prompt
+ * @property {number} cached
+ * @property {number} computed
+ * @property {number} output
+ * @property {number} lost
+ * @property {number | null} max
+ * @property {number} blocks
+ * @property {number} shared
+ * @property {number} preemptions
+ * @property {number} arrived
+ * @property {number | null} ended
+ * @property {string} prompt_text
+ * @property {string} text
+ */
+
+/**
+ * Block id, owners, text, stored by, whose content was evicted in this step, hash.
+ * @typedef {[number, string[], string, string | null, string | null, string | null]} Cell
+ */
+
+/** @typedef {{i?: Uint32Array, slot: Uint8Array, state: Uint8Array, ref: Uint8Array, fill: Uint8Array}} Columns */
+
+/**
+ * @typedef {object} Frame
+ * @property {number} v
+ * @property {"full" | "delta"} k
+ * @property {number} seq
+ * @property {number} epoch
+ * @property {number} step
+ * @property {string} boundary
+ * @property {number} time
+ * @property {string} phase
+ * @property {Info} [info]
+ * @property {Stat} stat
+ * @property {number[]} next
+ * @property {(Partial<Row> & {id: string, add?: string})[]} rows
+ * @property {string[]} [gone]
+ * @property {Cell[]} [cells]
+ * @property {string} note
+ * @property {Record<string, number[]>} [columns]  in a page
+ */
+
+/** @typedef {{all: boolean, blocks: Set<number>, rows: Set<string>, list: boolean}} Changes */
+
+export const VERSION = 1;
+export const EMPTY = 0;
+export const IN_USE = 1;
+export const KEPT = 2;
+export const NULL = 3;
+export const HIT = 0x10;
+export const EVICTED = 0x20;
+export const WRITTEN = 0x40;
+
+const TEXT_LIMIT = 4000;
+const NO_STAT = /** @type {Stat} */ ({
+  ...{ used: 0, kept: 0, empty: 0, shared: 0, hits: 0, evicted: 0 },
+  ...{ running: 0, waiting: 0, finished: 0 },
+  ...{ scheduled: 0, decode: 0, prefill: 0, recompute: 0, cached: 0 },
+  ...{ prompt_tokens: 0, cached_tokens: 0, output_tokens: 0, preemptions: 0, evictions: 0 },
+  ...{ step_ms: null, tokens_per_s: null },
+});
+const NO_ROW = /** @type {Row} */ ({
+  ...{ slot: 254, state: "waiting", why: "", prompt: 0, cached: 0, computed: 0, output: 0 },
+  ...{ lost: 0, max: null, blocks: 0, shared: 0, preemptions: 0, arrived: 0, ended: null },
+  prompt_text: "",
+});
+
+/** Everything that one stream of frames has said so far. */
+export class Picture {
+  constructor() {
+    /** Number of the last frame applied, -1 before the first. */
+    this.seq = -1;
+    this.epoch = -1;
+    this.step = 0;
+    this.boundary = "";
+    this.time = 0;
+    this.phase = "loading";
+    this.note = "";
+    /** @type {Info | null} */
+    this.info = null;
+    /** @type {Stat} */
+    this.stat = NO_STAT;
+    /** @type {number[]} */
+    this.next = [];
+    /** In the order in which they came. @type {Map<string, Row>} */
+    this.rows = new Map();
+    /** Words for blocks that are not empty. @type {Map<number, Cell>} */
+    this.cells = new Map();
+    this.slot = new Uint8Array(0);
+    this.state = new Uint8Array(0);
+    this.ref = new Uint8Array(0);
+    this.fill = new Uint8Array(0);
+    /** First slot of a block that was written in this step. */
+    this.writtenFrom = new Uint8Array(0);
+    /** @type {Changes} */
+    this.changes = { all: true, blocks: new Set(), rows: new Set(), list: true };
+  }
+
+  get numBlocks() {
+    return this.state.length;
+  }
+
+  /**
+   * Applies one frame. `"gap"` means that a full frame is needed, `"old"` that it was dropped;
+   * in both cases nothing has changed.
+   * @param {Frame} frame
+   * @param {Columns} columns
+   * @returns {"applied" | "gap" | "old"}
+   * @throws {Error} when the frame is of another version or contradicts itself
+   */
+  apply(frame, columns) {
+    if (frame.v !== VERSION) {
+      throw new Error(`frame has version ${frame.v}, this view reads ${VERSION}; update lmscope`);
+    }
+    if (frame.epoch < this.epoch) return "old";
+    if (frame.epoch === this.epoch && frame.seq <= this.seq) return "old";
+    const follows = frame.epoch === this.epoch && frame.seq === this.seq + 1;
+    if (frame.k === "delta" && !follows) return "gap";
+
+    if (frame.k === "full") this.#applyFull(frame, columns, follows);
+    else this.#applyDelta(frame, columns);
+    this.seq = frame.seq;
+    this.epoch = frame.epoch;
+    this.step = frame.step;
+    this.boundary = frame.boundary;
+    this.time = frame.time;
+    this.phase = frame.phase;
+    this.note = frame.note ?? "";
+    this.stat = { ...NO_STAT, ...frame.stat };
+    for (const block of this.next) this.changes.blocks.add(block);
+    this.next = frame.next ?? [];
+    for (const block of this.next) this.changes.blocks.add(block);
+    return "applied";
+  }
+
+  /** What has changed since the last call. @returns {Changes} */
+  takeChanges() {
+    const { changes } = this;
+    this.changes = { all: false, blocks: new Set(), rows: new Set(), list: false };
+    return changes;
+  }
+
+  /**
+   * Ids of the requests that hold a block, or of the one that stored what is kept in it.
+   * @param {number} block
+   * @returns {string[]}
+   */
+  ownersOf(block) {
+    const cell = this.cells.get(block);
+    if (!cell) return [];
+    if ((this.state[block] & 0xf) === IN_USE) return cell[1];
+    return cell[3] === null ? [] : [cell[3]];
+  }
+
+  /**
+   * @param {Frame} frame
+   * @param {Columns} columns
+   * @param {boolean} follows  whether it comes right after the frame before
+   */
+  #applyFull(frame, columns, follows) {
+    const size = columns.state.length;
+    checkLengths(columns, size);
+    const before =
+      follows && size === this.numBlocks ? { state: this.state, fill: this.fill } : null;
+    this.writtenFrom = new Uint8Array(size);
+    if (before) {
+      for (let block = 0; block < size; block++) {
+        this.writtenFrom[block] = writtenFrom(
+          before.state[block],
+          before.fill[block],
+          columns.state[block],
+        );
+      }
+    }
+    this.slot = Uint8Array.from(columns.slot);
+    this.state = Uint8Array.from(columns.state);
+    this.ref = Uint8Array.from(columns.ref);
+    this.fill = Uint8Array.from(columns.fill);
+    this.info = frame.info ?? this.info;
+    this.rows = new Map(frame.rows.map((row) => [row.id, completeRow(row)]));
+    this.cells = new Map((frame.cells ?? []).map((cell) => [cell[0], cell]));
+    this.changes.all = true;
+    this.changes.list = true;
+  }
+
+  /**
+   * @param {Frame} frame
+   * @param {Columns} columns
+   */
+  #applyDelta(frame, columns) {
+    const ids = columns.i ?? new Uint32Array(0);
+    checkLengths(columns, ids.length);
+    if (ids.length && ids[ids.length - 1] >= this.numBlocks) {
+      throw new Error(`frame names block ${ids[ids.length - 1]}, the pool has ${this.numBlocks}`);
+    }
+    for (let k = 0; k < ids.length; k++) {
+      const block = ids[k];
+      this.writtenFrom[block] = writtenFrom(this.state[block], this.fill[block], columns.state[k]);
+      this.slot[block] = columns.slot[k];
+      this.state[block] = columns.state[k];
+      this.ref[block] = columns.ref[k];
+      this.fill[block] = columns.fill[k];
+      if ((columns.state[k] & 0xf) === EMPTY) this.cells.delete(block);
+      this.changes.blocks.add(block);
+    }
+    for (const cell of frame.cells ?? []) {
+      this.cells.set(cell[0], cell);
+      this.changes.blocks.add(cell[0]);
+    }
+    for (const id of frame.gone ?? []) {
+      this.rows.delete(id);
+      this.changes.list = true;
+    }
+    for (const row of frame.rows) {
+      const old = this.rows.get(row.id);
+      if (!old) this.changes.list = true;
+      this.rows.set(row.id, old ? mergeRow(old, row) : completeRow(row));
+      this.changes.rows.add(row.id);
+    }
+  }
+}
+
+/**
+ * The columns of a message: one buffer each, `i` first in a delta.
+ * @param {Frame} frame
+ * @param {(DataView | ArrayBuffer)[]} buffers
+ * @returns {Columns}
+ */
+export function columnsFromBuffers(frame, buffers) {
+  const isDelta = frame.k === "delta";
+  const wanted = isDelta ? 5 : 4;
+  if (buffers.length !== wanted) {
+    throw new Error(`a ${frame.k} frame carries ${wanted} buffers, this one ${buffers.length}`);
+  }
+  const bytes = buffers.map((buffer) =>
+    buffer instanceof ArrayBuffer
+      ? new Uint8Array(buffer)
+      : new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength),
+  );
+  const [slot, state, ref, fill] = isDelta ? bytes.slice(1) : bytes;
+  if (!isDelta) return { slot, state, ref, fill };
+  // A view into a message may start at any byte; a copy is aligned.
+  return { i: new Uint32Array(bytes[0].slice().buffer), slot, state, ref, fill };
+}
+
+/**
+ * The columns of a frame in a page: lists of numbers.
+ * @param {Frame} frame
+ * @returns {Columns}
+ */
+export function columnsFromLists(frame) {
+  const lists = frame.columns ?? {};
+  const column = (/** @type {string} */ name) => Uint8Array.from(lists[name] ?? []);
+  return {
+    i: frame.k === "delta" ? Uint32Array.from(lists.i ?? []) : undefined,
+    ...{ slot: column("slot"), state: column("state"), ref: column("ref"), fill: column("fill") },
+  };
+}
+
+/**
+ * @param {Columns} columns
+ * @param {number} size
+ */
+function checkLengths(columns, size) {
+  for (const name of /** @type {const} */ (["slot", "state", "ref", "fill"])) {
+    if (columns[name].length !== size) {
+      throw new Error(`column ${name} has ${columns[name].length} entries, not ${size}`);
+    }
+  }
+}
+
+/**
+ * Tokens that were in a block before this step wrote to it: its fill when the block goes on,
+ * none when it was given out anew.
+ * @param {number} stateBefore
+ * @param {number} fillBefore
+ * @param {number} state
+ */
+function writtenFrom(stateBefore, fillBefore, state) {
+  const goesOn = (stateBefore & 0xf) === IN_USE && (state & (EVICTED | HIT)) === 0;
+  return goesOn ? fillBefore : 0;
+}
+
+/**
+ * @param {Partial<Row> & {id: string, add?: string}} row
+ * @returns {Row}
+ */
+function completeRow(row) {
+  const { add, ...rest } = row;
+  return {
+    ...NO_ROW,
+    ...rest,
+    text: tail(rest.text ?? add ?? ""),
+  };
+}
+
+/**
+ * @param {Row} old
+ * @param {Partial<Row> & {id: string, add?: string}} row
+ * @returns {Row}
+ */
+function mergeRow(old, row) {
+  const { add, ...rest } = row;
+  return { ...old, ...rest, text: tail(rest.text ?? old.text + (add ?? "")) };
+}
+
+/**
+ * The end of a text, never beginning with half a character.
+ * @param {string} text
+ */
+function tail(text) {
+  const end = text.slice(-TEXT_LIMIT);
+  return /^[\udc00-\udfff]/.test(end) ? end.slice(1) : end;
+}

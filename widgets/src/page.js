@@ -1,0 +1,105 @@
+// @ts-check
+/**
+ * A recorded run as a page: everything is in the page, nothing is fetched.
+ */
+import { h } from "./core/dom.js";
+import { Player } from "./core/player.js";
+import { createDashboard } from "./dashboard.js";
+import { createTransport } from "./transport.js";
+
+/** @typedef {import("./core/picture.js").Frame} Frame */
+
+const DATA_ID = "lmscope-data";
+const ROOT_ID = "lmscope";
+
+/**
+ * The frames in a data element: deflated, base64.
+ * @param {string} text
+ * @returns {Promise<Frame[]>}
+ */
+export async function readFrames(text) {
+  const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const page = JSON.parse(await new Response(stream).text());
+  if (page.v !== 1) throw new Error(`the page has version ${page.v}, this reader knows 1`);
+  return page.frames;
+}
+
+/**
+ * Builds the dashboard of a run in `root`.
+ * @param {HTMLElement} root
+ * @param {Frame[]} frames
+ * @param {URLSearchParams} [settings]  step, theme, sel
+ */
+export function showRun(root, frames, settings = new URLSearchParams()) {
+  const player = new Player(frames);
+  const { history } = player;
+  const asked = settings.get("theme");
+  const theme = asked === "light" || asked === "dark" ? asked : "auto";
+
+  /** @param {number} place */
+  function seek(place) {
+    const picture = player.seek(place);
+    transport.show(player.place);
+    dashboard.update({ picture, history, cursor: player.place });
+  }
+
+  const dashboard = createDashboard(root, {
+    theme,
+    onSeek: (place) => {
+      transport.stop();
+      seek(place);
+    },
+    onAction: (action) => transport.perform(action),
+  });
+  const controls = h("span", { class: "lms-transport" });
+  dashboard.helpButton.before(controls);
+  const transport = createTransport(controls, {
+    length: player.length,
+    seek,
+    stepOf: (place) => frames[place].step,
+    nextEvent: (from, direction) => history.nextEvent(from, direction),
+  });
+  const step = settings.get("step");
+  seek(step === null ? player.length - 1 : player.placeOf(Number(step)));
+  const selected = settings.get("sel");
+  if (selected !== null) dashboard.link.select(selected);
+
+  return {
+    player,
+    dashboard,
+    transport,
+    seek,
+    destroy() {
+      transport.destroy();
+      dashboard.destroy();
+    },
+  };
+}
+
+async function start() {
+  const data = document.getElementById(DATA_ID);
+  if (!data) return;
+  const root =
+    document.getElementById(ROOT_ID) ?? document.body.appendChild(h("div", { id: ROOT_ID }));
+  const settings = () => new URLSearchParams(location.hash.slice(1));
+  try {
+    const run = showRun(root, await readFrames(data.textContent ?? ""), settings());
+    Object.assign(globalThis, { __lmscope_page: run });
+    window.addEventListener("hashchange", () => {
+      const step = settings().get("step");
+      if (step !== null) run.seek(run.player.placeOf(Number(step)));
+    });
+  } catch (error) {
+    const words = error instanceof Error ? error.message : String(error);
+    root.replaceChildren(
+      h(
+        "p",
+        { class: "lms-failed", role: "alert" },
+        `The run in this page cannot be shown: ${words}`,
+      ),
+    );
+  }
+}
+
+if (typeof document !== "undefined") start();

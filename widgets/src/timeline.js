@@ -1,0 +1,174 @@
+// @ts-check
+/**
+ * Time as a picture: what each step did, and the cursor that says which step the views show.
+ */
+import { h, listen, setAttribute } from "./core/dom.js";
+import { prepare } from "./core/draw.js";
+import { count } from "./core/format.js";
+import { drawColumns, drawGround, drawOver } from "./timeline_draw.js";
+import { entryAt, laneAt, planTimeline } from "./timeline_layout.js";
+
+/** @typedef {import("./core/picture.js").Picture} Picture */
+/** @typedef {import("./core/history.js").History} History */
+/** @typedef {import("./core/link.js").Link} Link */
+/** @typedef {import("./core/theme.js").Theme} Theme */
+/** @typedef {import("./timeline_layout.js").Plan} Plan */
+
+/**
+ * @param {HTMLElement} root  an empty element
+ * @param {Link} link
+ * @param {{onSeek?: (entry: number) => void, context?: CanvasRenderingContext2D}} [options]
+ *   without `onSeek` the cursor follows the stream
+ */
+export function createTimeline(root, link, { onSeek, context: given } = {}) {
+  const base = h("canvas", { class: "lms-time", role: "img", "aria-label": "steps" });
+  const over = h("canvas", { class: "lms-time-cursor", "aria-hidden": "true" });
+  const stack = h("div", { class: "lms-stack" }, base, over);
+  root.append(stack);
+  /** @type {(() => void)[]} */
+  const cleanups = [];
+  /** @type {Plan | null} */
+  let plan = null;
+  /** @type {History | null} */
+  let history = null;
+  /** @type {CanvasRenderingContext2D | null} */
+  let ground = null;
+  let drawnKey = "";
+  let drawnCursor = "";
+  let drawn = 0;
+  /** @type {import("./core/history.js").Entry | undefined} */
+  let drawnLast;
+  let isDragging = false;
+
+  /**
+   * @param {Picture} picture
+   * @param {{theme: Theme, history: History, cursor: number, isNarrow: boolean, isLive: boolean}} look
+   */
+  function update(picture, look) {
+    const { theme, cursor } = look;
+    history = look.history;
+    const width = root.clientWidth || Number.parseInt(root.style.width, 10) || 0;
+    if (!width) return;
+    const budget = picture.info?.max_num_batched_tokens || 1;
+    const { colours, textSize } = theme;
+    plan = planTimeline({ ...look, width, textSize, budget });
+    const key = [
+      ...[width, plan.height, plan.column, plan.scale, plan.left, textSize, history.dropped],
+      ...[history.mostWaiting, link.lit, colours.name, colours.background, theme.ui],
+      ...[globalThis.devicePixelRatio, plan.shown.map((lane) => `${lane.id} ${lane.slot}`)],
+    ].join();
+    const isSame =
+      key === drawnKey && drawn <= history.length && drawnLast === history.entries[drawn - 1];
+    const numBlocks = Math.max(1, picture.numBlocks - 1);
+    if (!isSame) ground = given ?? prepare(base, width, plan.height);
+    if (ground) {
+      const scene = { context: ground, plan, theme, history, budget, numBlocks, lit: link.lit };
+      const hasMore = drawn < history.length;
+      // A column of several steps is filled bit by bit and cannot be added to.
+      if (!isSame || (hasMore && plan.perColumn > 1)) {
+        drawGround(scene);
+        drawColumns(scene, 0);
+      } else if (hasMore) drawColumns(scene, drawn);
+    }
+    if (!isSame) drawnCursor = "";
+    drawnKey = key;
+    drawn = history.length;
+    drawnLast = history.entries.at(-1);
+    showCursor(theme, cursor);
+    setAttribute(base, "aria-label", `${stepSummary(picture, history, cursor)}`);
+  }
+
+  /**
+   * @param {Theme} theme
+   * @param {number} cursor
+   */
+  function showCursor(theme, cursor) {
+    if (!plan || !history || given) return;
+    const entry = history.entries[cursor];
+    const key = `${cursor} ${entry?.step} ${drawnKey}`;
+    if (key === drawnCursor) return;
+    drawnCursor = key;
+    const context = prepare(over, plan.width, plan.height);
+    if (context)
+      drawOver(
+        { context, plan, theme, history },
+        entry ? { entry: cursor, step: entry.step } : null,
+      );
+  }
+
+  /** @param {PointerEvent} event */
+  function pointOf(event) {
+    const bounds = base.getBoundingClientRect();
+    return { x: event.clientX - bounds.left, y: event.clientY - bounds.top };
+  }
+
+  /** @param {PointerEvent} event */
+  function seek(event) {
+    if (!plan || !history) return;
+    const entry = entryAt(plan, Math.max(pointOf(event).x, plan.left), history.length);
+    if (entry !== null) onSeek?.(entry);
+  }
+
+  if (onSeek) over.classList.add("lms-seek");
+  listen(cleanups, over, "pointerdown", (/** @type {PointerEvent} */ event) => {
+    if (!plan || event.button !== 0) return;
+    const { x, y } = pointOf(event);
+    const lane = laneAt(plan, y);
+    if (x < plan.left || !onSeek) {
+      if (lane) link.toggle(lane.id);
+      return;
+    }
+    isDragging = true;
+    over.setPointerCapture?.(event.pointerId);
+    seek(event);
+  });
+  listen(cleanups, over, "pointermove", (event) => {
+    if (isDragging) seek(event);
+    else if (plan) link.hover(laneAt(plan, pointOf(event).y)?.id ?? null);
+  });
+  listen(cleanups, over, "pointerup", () => {
+    isDragging = false;
+  });
+  listen(cleanups, over, "pointercancel", () => {
+    isDragging = false;
+  });
+  listen(cleanups, over, "pointerleave", () => link.hover(null));
+
+  return {
+    update,
+    /** The plan drawn last. */
+    get plan() {
+      return plan;
+    },
+    destroy() {
+      for (const cleanup of cleanups) cleanup();
+      stack.remove();
+    },
+  };
+}
+
+/**
+ * What the step at the cursor did, for the title of the panel.
+ * @param {Picture} picture
+ * @param {History} history
+ * @param {number} cursor
+ */
+export function stepSummary(picture, history, cursor) {
+  const entry = history.entries[cursor];
+  if (!entry) return "";
+  const { stat } = entry;
+  const budget = picture.info?.max_num_batched_tokens ?? 0;
+  const kinds = [
+    stat.decode && `${count(stat.decode)} decode`,
+    stat.prefill && `${count(stat.prefill)} prefill`,
+    stat.recompute && `${count(stat.recompute)} computed again`,
+  ].filter(Boolean);
+  return [
+    `step ${count(entry.step)}: ${count(stat.scheduled)} of ${count(budget)} tokens`,
+    kinds.join(", "),
+    stat.cached ? `${count(stat.cached)} more from the cache` : "",
+    entry.preempted.length ? `${entry.preempted.join(", ")} preempted` : "",
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}

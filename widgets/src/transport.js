@@ -1,0 +1,143 @@
+// @ts-check
+/**
+ * Buttons and a slider that move through the steps of a recorded run.
+ */
+import { h, icon, listen, setAttribute, setText } from "./core/dom.js";
+import { count } from "./core/format.js";
+import { ICONS } from "./icons.js";
+
+const STEP_MS = 350;
+
+/**
+ * @param {HTMLElement} root
+ * @param {{length: number, seek: (place: number) => void, stepOf: (place: number) => number,
+ *   nextEvent: (from: number, direction: 1 | -1) => number | null}} run
+ */
+export function createTransport(root, run) {
+  /** @type {(() => void)[]} */
+  const cleanups = [];
+  let place = 0;
+  /** @type {ReturnType<typeof setInterval> | null} */
+  let timer = null;
+
+  /** @param {number} wanted */
+  function go(wanted) {
+    const held = Math.max(0, Math.min(run.length - 1, wanted));
+    if (held !== place) run.seek(held);
+  }
+
+  function stop() {
+    if (timer !== null) clearInterval(timer);
+    timer = null;
+    showPlay();
+  }
+
+  function togglePlay() {
+    if (timer !== null) return stop();
+    if (place >= run.length - 1) go(0);
+    timer = setInterval(() => {
+      if (place >= run.length - 1) stop();
+      else go(place + 1);
+    }, STEP_MS);
+    showPlay();
+  }
+
+  function showPlay() {
+    const words = timer === null ? "Play" : "Pause";
+    setAttribute(play, "aria-label", words);
+    play.title = `${words}  [Space]`;
+    play.replaceChildren(icon(timer === null ? ICONS.play : ICONS.pause));
+  }
+
+  /**
+   * @param {string} path
+   * @param {string} words
+   * @param {string} key
+   * @param {() => void} act
+   */
+  function button(path, words, key, act) {
+    const element = h(
+      "button",
+      { type: "button", class: "lms-button", "aria-label": words, title: `${words}  [${key}]` },
+      icon(path),
+    );
+    listen(cleanups, element, "click", act);
+    root.append(element);
+    return element;
+  }
+
+  /** @type {Record<string, () => void>} */
+  const actions = {
+    play: togglePlay,
+    back: () => stopAt(place - 1),
+    forward: () => stopAt(place + 1),
+    first: () => stopAt(0),
+    last: () => stopAt(run.length - 1),
+    event: () => jump(1),
+    event_back: () => jump(-1),
+  };
+
+  /** @param {number} wanted */
+  function stopAt(wanted) {
+    stop();
+    go(wanted);
+  }
+
+  /** @param {1 | -1} direction */
+  function jump(direction) {
+    stop();
+    const found = run.nextEvent(place, direction);
+    if (found !== null) go(found);
+  }
+
+  button(ICONS.first, "First step", "Home", actions.first);
+  button(ICONS.back, "Step back", "←", actions.back);
+  const play = button(ICONS.play, "Play", "Space", actions.play);
+  button(ICONS.forward, "Step on", "→", actions.forward);
+  button(ICONS.last, "Last step", "End", actions.last);
+  button(ICONS.event, "Next event", "E", actions.event);
+  const slider = h("input", {
+    ...{ type: "range", class: "lms-slider", "aria-label": "step", min: 0, max: run.length - 1 },
+    ...{ step: 1, value: 0 },
+  });
+  listen(cleanups, slider, "input", () => {
+    stop();
+    go(Number(slider.value));
+  });
+  const number = h("b");
+  const total = h("span", { class: "lms-soft" });
+  root.append(slider, h("span", { class: "lms-step" }, "step ", number, total));
+  setText(total, ` / ${count(run.stepOf(run.length - 1))}`);
+
+  return {
+    slider,
+    get place() {
+      return place;
+    },
+    get isPlaying() {
+      return timer !== null;
+    },
+    stop,
+    /** @param {number} next  the place that is shown now */
+    show(next) {
+      place = next;
+      const step = count(run.stepOf(place));
+      if (slider.value !== String(place)) slider.value = String(place);
+      setAttribute(slider, "aria-valuetext", `step ${step}`);
+      setText(number, step);
+    },
+    /**
+     * @param {string} action
+     * @returns {boolean} whether there was something to do
+     */
+    perform(action) {
+      const act = actions[action];
+      act?.();
+      return act !== undefined;
+    },
+    destroy() {
+      stop();
+      for (const cleanup of cleanups) cleanup();
+    },
+  };
+}
