@@ -65,6 +65,7 @@ class Sampler:
         self.logprobs_mode = logprobs_mode
         self._batch: _Batch | None = None
 
+    @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """One token for each row; neither the logits nor the rows are changed.
 
@@ -151,22 +152,31 @@ class _Batch:
         largest = torch.finfo(torch.float32).max
         temperatures = [min(each.temperature, largest) for each in params]
         self._temperature = (
-            torch.tensor(temperatures, device=device)[:, None]
+            torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
             if any(temperature != 1.0 for temperature in temperatures)
             else None
         )
         self._filters: list[_Filter] = []
-        for function, values in (
-            (filter_min_p, [math.log(each.min_p) if each.min_p else None for each in params]),
+        for function, dtype, values in (
+            (
+                filter_min_p,
+                torch.float32,
+                [math.log(each.min_p) if each.min_p else None for each in params],
+            ),
             (
                 filter_top_k,
+                torch.int64,
                 [each.top_k if 0 < each.top_k < vocab_size else None for each in params],
             ),
-            (filter_top_p, [each.top_p if each.top_p < 1.0 else None for each in params]),
+            (
+                filter_top_p,
+                torch.float32,
+                [each.top_p if each.top_p < 1.0 else None for each in params],
+            ),
         ):
             chosen = [i for i, value in enumerate(values) if value is not None]
             if chosen:
-                column = torch.tensor([values[i] for i in chosen], device=device)
+                column = torch.tensor([values[i] for i in chosen], dtype=dtype, device=device)
                 indices = None if len(chosen) == len(params) else chosen
                 self._filters.append(_Filter(function, indices, column))
 

@@ -31,6 +31,7 @@ def gather_logprobs(values: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
     )
 
 
+@torch.inference_mode()
 def prompt_logprobs(logits: Tensor, targets: Sequence[int], k: int) -> LogprobsLists:
     """Raw log probabilities of the prompt tokens that follow the given positions.
 
