@@ -27,10 +27,11 @@ from lmscope.engine.core import EngineCore, ModelExecutor
 from lmscope.engine.loop import EngineLoop
 from lmscope.errors import EngineClosedError, EngineDeadError
 from lmscope.frontend.input_processor import InputProcessor
-from lmscope.frontend.output_processor import OutputProcessor
+from lmscope.frontend.output_processor import OutputProcessor, aborted_output
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.sampling_params import SamplingParams
+from lmscope.gate import Gate
 from lmscope.tap import Tap
 
 if TYPE_CHECKING:
@@ -141,6 +142,12 @@ class LLM:
         self.config = resolve(options, weights.facts(options.block_size), _free_memory_bytes())
         self.model = weights.path
         self.tap = Tap(_info(self.config), self._snapshot, self._run_on_engine)
+        self.gate = Gate(
+            self.tap,
+            is_idle=lambda: self._loop.is_idle(),
+            serve=lambda: self._loop.serve_urgent(),
+            is_engine_thread=lambda: self._loop.is_engine_thread,
+        )
         self._inputs = InputProcessor(
             weights.tokenizer,
             vocab_size=weights.vocab_size,
@@ -158,11 +165,12 @@ class LLM:
         self._reserved: set[str] = set()
         config, make_executor, tap = self.config, weights.make_executor, self.tap
         self._loop = EngineLoop(
-            lambda take_aborts: EngineCore(config, make_executor(config), tap, take_aborts),
+            lambda: EngineCore(config, make_executor(config), tap),
             self._outputs.process,
             self._on_end,
             name=f"lmscope-engine-{next(_numbers)}",
             prepare=lambda: _set_threads(config),
+            on_change=lambda: self.gate.wake(),
         )
         _live_engines.add(self)
 
@@ -264,6 +272,7 @@ class LLM:
 
     def close(self) -> None:
         """End all requests and give the KV cache back. Twice is fine."""
+        self.gate.end()
         self._loop.close()
         _live_engines.discard(self)
 
@@ -301,6 +310,7 @@ class LLM:
         priority: Sequence[int] | None,
         is_chat: bool,
     ) -> list[RequestOutput]:
+        self.gate.require_open()
         params = _per_prompt("sampling_params", sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
@@ -362,7 +372,8 @@ class LLM:
                 request.prompt if isinstance(prompt, (str, Mapping)) else None,
                 request.prompt_token_ids,
                 SamplingParams() if param is None else param,
-                self.abort,
+                abort=self.abort,
+                check_wait=self.gate.require_open,
             )
             for request, prompt, param in zip(requests, prompts, params, strict=True)
         ]
@@ -381,16 +392,28 @@ class LLM:
 
     def _add(self, core: EngineCore, pairs: list[tuple[EngineCoreRequest, Stream]]) -> None:
         for request, stream in pairs:
+            if stream.finished:  # aborted before the engine had seen it
+                continue
             self._outputs.add_request(request, stream, self._forget)
             core.add_request(request)
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
+        with self._lock:
+            streams = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
+        if not streams:
+            return
+
         def end(core: EngineCore) -> None:
-            self._outputs.abort_requests(request_ids, core.step_number)
-            core.abort_requests(request_ids)
+            # By stream and not by id: meanwhile the id may belong to another request.
+            ended = self._outputs.abort_streams(streams, core.step_number)
+            core.abort_requests(ended)
+            for stream in streams:
+                if not stream.finished:  # the engine has not seen it yet
+                    stream.push(aborted_output(stream.request_id, core.step_number))
+                    self._forget(stream.request_id)
 
         try:
-            self._loop.abort(request_ids, end)
+            self._loop.post(end, is_urgent=True)
         except (EngineClosedError, EngineDeadError):
             return  # every request of it has ended already
 
@@ -424,8 +447,9 @@ class LLM:
 
     def _on_end(self, error: BaseException | None) -> None:
         """The engine thread ends: nobody may be left waiting. Called on that thread."""
+        self.gate.end(error)
         if error is None:
-            self._outputs.abort_requests(self._outputs.live_ids(), step=0)
+            self._outputs.abort_streams(list(self._live.values()), step=0)
             gone: Exception = EngineClosedError("the engine was closed; load a new one")
         else:
             logger.error("the engine died", exc_info=error)
@@ -443,7 +467,7 @@ class LLM:
             self._loop.post(lambda core: None).result()  # raises what ended it
 
     def _run_on_engine(self, function: Callable[[], Any]) -> Any:
-        return self._loop.call(lambda core: function())
+        return self._loop.call(lambda core: function(), is_urgent=True)
 
     def _snapshot(self) -> EngineSnapshot:
         """The engine's state; called on its thread, between two structs."""
@@ -459,7 +483,7 @@ class LLM:
                 requests=core.snapshot_requests(self._outputs.text_of),
             )
 
-        return self._loop.call(take)
+        return self._loop.call(take, is_urgent=True)
 
 
 _live_engines: weakref.WeakSet[LLM] = weakref.WeakSet()

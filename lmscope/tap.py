@@ -91,14 +91,16 @@ class Tap:
         self._snapshot = snapshot or (lambda: _fresh(info))
         self._run = run or (lambda function: function())
         self._lock = threading.Lock()
+        self._gate: Callable[[Boundary], None] | None = None
+        self._is_gate_armed = False
         self._subscriptions: tuple[Subscription, ...] = ()
         # By type, rebuilt on each change and replaced as a whole, so that emitting needs
-        # no lock. None is the fast path: nobody is listening.
+        # no lock. None is the fast path: nobody is listening and no gate is armed.
         self._live: dict[type[Boundary], tuple[Subscription, ...]] | None = None
 
     @property
     def is_live(self) -> bool:
-        """Whether anybody listens. Structs that only listeners need are not built else."""
+        """Whether anybody listens or may stop here. What only they need is not built else."""
         return self._live is not None
 
     def __call__(self, boundary: Boundary) -> None:
@@ -136,6 +138,16 @@ class Tap:
         result: tuple[EngineSnapshot, Subscription] = self._run(begin)
         return result
 
+    def set_gate(self, arrive: Callable[[Boundary], None]) -> None:
+        """Put a gate behind the listeners. While it is armed it sees every struct."""
+        self._gate = arrive
+
+    def arm_gate(self, is_armed: bool) -> None:
+        """Whether the gate wants to see structs now."""
+        with self._lock:
+            self._is_gate_armed = is_armed
+            self._rebuild()
+
     def _emit(self, boundary: Boundary) -> None:
         live = self._live
         if live is None:  # the last listener left between the test and here
@@ -156,6 +168,8 @@ class Tap:
                     boundary.step,
                     error,
                 )
+        if self._is_gate_armed and self._gate is not None:
+            self._gate(boundary)
 
     def _add(self, subscription: Subscription) -> Subscription:
         with self._lock:
@@ -175,7 +189,7 @@ class Tap:
         live = {
             kind: tuple(s for s in self._subscriptions if kind in s.kinds) for kind in BOUNDARIES
         }
-        self._live = live if self._subscriptions else None
+        self._live = live if self._subscriptions or self._is_gate_armed else None
 
 
 def _fresh(info: EngineInfo) -> EngineSnapshot:

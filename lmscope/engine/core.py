@@ -38,18 +38,9 @@ class ModelExecutor(Protocol):
 
 
 class EngineCore:
-    """Scheduler and executor, driven step by step by whoever owns it.
+    """Scheduler and executor, driven step by step by whoever owns it."""
 
-    take_aborts   ids whose abort arrived while the model ran; asked once per step
-    """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        executor: ModelExecutor,
-        tap: Tap,
-        take_aborts: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
+    def __init__(self, config: EngineConfig, executor: ModelExecutor, tap: Tap) -> None:
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=config.block_size,
@@ -66,7 +57,6 @@ class EngineCore:
         )
         self.tap = tap
         self._executor = executor
-        self._take_aborts = take_aborts
         self._hasher = BlockHasher(config.block_size) if config.enable_prefix_caching else None
         self._pool = self.scheduler.kv_cache_manager.block_pool
 
@@ -108,9 +98,6 @@ class EngineCore:
         if model_output is None:
             model_output = self._executor.sample_tokens()
         self.tap(model_output)
-        aborted = self._take_aborts()
-        if aborted:
-            self.abort_requests(aborted)
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
         self.tap(outputs)
         return outputs

@@ -27,31 +27,34 @@ T = TypeVar("T")
 class EngineLoop:
     """Runs an EngineCore on a thread of its own.
 
-    make_core     builds the core; given the function that hands over aborts which arrive
-                  while the model runs
+    make_core     builds the core
     on_outputs    called on the engine thread after each step
     on_end        called on the engine thread, once: with the error that killed it, or None
     prepare       called first on the engine thread, for settings that are per thread
+    on_change     called when the engine has become idle or something urgent has come
     """
 
     def __init__(
         self,
-        make_core: Callable[[Callable[[], Sequence[str]]], EngineCore],
+        make_core: Callable[[], EngineCore],
         on_outputs: Callable[[EngineCoreOutputs], Sequence[str]],
         on_end: Callable[[BaseException | None], None],
         name: str,
         prepare: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.error: BaseException | None = None
         self._on_outputs = on_outputs
         self._on_end = on_end
         self._prepare = prepare
+        self._on_change = on_change
+        self._is_waiting = False
         self._inbox: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        # Also here, so that they end a request while the model still runs.
-        self._aborts: deque[str] = deque()
+        # What may also run while the engine stands at a closed gate.
+        self._urgent: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._core: EngineCore | None = make_core(self._take_aborts)
+        self._core: EngineCore | None = make_core()
         # A daemon, so that an engine nobody closed does not keep the interpreter alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -64,25 +67,37 @@ class EngineLoop:
     def is_engine_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def post(self, function: Callable[[EngineCore], T]) -> Future[T]:
-        """Run `function(core)` between two steps; the future has its result or error."""
+    def is_idle(self) -> bool:
+        """Whether the engine waits for something to do."""
+        with self._changed:
+            return self._closing or (self._is_waiting and not self._inbox and not self._urgent)
+
+    def post(self, function: Callable[[EngineCore], T], *, is_urgent: bool = False) -> Future[T]:
+        """Run `function(core)` between two steps; the future has its result or error.
+
+        is_urgent   also while the engine stands at a closed gate, before anything that was
+                    posted without it
+        """
         future: Future[T] = Future()
         with self._changed:
             self._require_open()
-            self._inbox.append((lambda: function(self._require_core()), future))
+            (self._urgent if is_urgent else self._inbox).append(
+                (lambda: function(self._require_core()), future)
+            )
             self._changed.notify_all()
+        if is_urgent:
+            self._on_change()
         return future
 
-    def call(self, function: Callable[[EngineCore], T]) -> T:
+    def call(self, function: Callable[[EngineCore], T], *, is_urgent: bool = False) -> T:
         """`post` and wait. On the engine thread itself: run it right away."""
         if self.is_engine_thread:
             return function(self._require_core())
-        return self.post(function).result()
+        return self.post(function, is_urgent=is_urgent).result()
 
-    def abort(self, request_ids: Sequence[str], function: Callable[[EngineCore], T]) -> Future[T]:
-        """`post`, and also end these requests as soon as the step that is running allows."""
-        self._aborts.extend(request_ids)
-        return self.post(function)
+    def serve_urgent(self) -> None:
+        """Run what passes a closed gate. Called on the engine thread while it stands there."""
+        self._empty(self._urgent)
 
     def close(self, timeout_s: float = 60.0) -> None:
         """End the thread after the step that is running; twice is fine."""
@@ -103,7 +118,8 @@ class EngineLoop:
             error = self.error = raised
         with self._changed:
             self._closing = True
-            left = list(self._inbox)
+            left = [*self._urgent, *self._inbox]
+            self._urgent.clear()
             self._inbox.clear()
         self._on_end(error)
         for _, future in left:
@@ -115,23 +131,30 @@ class EngineLoop:
     def _serve(self) -> None:
         core = self._require_core()
         while True:
-            with self._changed:
-                while not (self._inbox or self._closing or core.has_work()):
-                    self._changed.wait()
-                if self._closing:
-                    return
-            self._empty_inbox()
+            self._wait_for_work(core)
+            if self._closing:
+                return
+            self._empty(self._urgent)
+            self._empty(self._inbox)
             if core.has_work():
                 ended = self._on_outputs(core.step())
                 if ended:
                     core.abort_requests(ended)
 
-    def _empty_inbox(self) -> None:
-        # What is here is in the inbox as well. Left behind, it would end the next request
-        # that takes the same id.
-        self._aborts.clear()
-        while self._inbox:
-            run, future = self._inbox.popleft()
+    def _wait_for_work(self, core: EngineCore) -> None:
+        if self._inbox or self._urgent or self._closing or core.has_work():
+            return
+        with self._changed:
+            self._is_waiting = True
+        self._on_change()
+        with self._changed:
+            while not (self._inbox or self._urgent or self._closing):
+                self._changed.wait()
+            self._is_waiting = False
+
+    def _empty(self, queue: deque[tuple[Callable[[], Any], Future[Any]]]) -> None:
+        while queue:
+            run, future = queue.popleft()
             try:
                 result = run()
             except Exception as error:
@@ -139,12 +162,6 @@ class EngineLoop:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-
-    def _take_aborts(self) -> list[str]:
-        aborts = []
-        while self._aborts:
-            aborts.append(self._aborts.popleft())
-        return aborts
 
     # -- shared --------------------------------------------------------------
 

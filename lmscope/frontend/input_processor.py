@@ -36,7 +36,7 @@ class _Prompt(NamedTuple):
     """A prompt as given: its text, its ids, or both."""
 
     text: str | None
-    token_ids: Sequence[int] | None
+    token_ids: tuple[int, ...] | None
     cache_salt: str | None
 
 
@@ -99,10 +99,8 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             wrong_type("sampling_params", params, "a SamplingParams")
         given = _read_prompt(prompt)
-        offsets = None
-        if given.token_ids is not None:
-            token_ids = _checked_ids(given.token_ids)
-        else:
+        token_ids, offsets = given.token_ids, None
+        if token_ids is None:
             token_ids, offsets = self._tokenize(given.text or "", add_special_tokens)
         self._check_tokens(token_ids)
         params = self._complete(params, len(token_ids))
@@ -229,21 +227,37 @@ class InputProcessor:
                 f"{num_prompt_tokens} tokens; use min_tokens={min(room, room_in_pool)} or less, "
                 "or a shorter prompt"
             )
-        return params.replace(max_tokens=room) if params.max_tokens is None else params
+        if params.max_tokens is None:
+            return params.replace(max_tokens=min(room, room_in_pool))
+        if params.max_tokens > room_in_pool:
+            # A request that outgrows the pool when it is alone would preempt itself for
+            # ever; it ends with "length" instead.
+            return params.replace(max_tokens=room_in_pool)
+        return params
 
     def _check_strings(self, params: SamplingParams) -> None:
-        tokenizer = self._tokenizer
-        for name in ("stop", "bad_words"):
-            if getattr(params, name) and tokenizer is None:
+        if self._tokenizer is None:
+            for name in ("stop", "bad_words"):
+                if getattr(params, name):
+                    raise ValueError(
+                        f"{name} is {shown(list(getattr(params, name)))} and the model has no "
+                        "tokenizer; use stop_token_ids or logit_bias with token ids"
+                    )
+            return
+        for word in params.bad_words:
+            sequences = self._tokenizer.encode_bad_words([word])
+            largest = max((max(ids) for ids in sequences), default=-1)
+            if not sequences or largest >= self._vocab_size:
+                fault = f"token id {largest}, the model's largest is {self._vocab_size - 1}"
                 raise ValueError(
-                    f"{name} is {shown(list(getattr(params, name)))} and the model has no "
-                    "tokenizer; use stop_token_ids or logit_bias with token ids"
+                    f"bad_words holds {shown(word)}, which has "
+                    f"{fault if sequences else 'no token'}; remove it"
                 )
-        if tokenizer is None or not params.skip_special_tokens:
+        if not params.skip_special_tokens:
             return
         for string in params.stop:
-            token_id = tokenizer.token_to_id(string)
-            if token_id in tokenizer.all_special_ids:
+            token_id = self._tokenizer.token_to_id(string)
+            if token_id in self._tokenizer.all_special_ids:
                 logger.warning(
                     "stop string %r is a special token, whose text is left out, so it will not "
                     "be found; use stop_token_ids=[%d], or skip_special_tokens=False",
@@ -256,7 +270,7 @@ def _read_prompt(prompt: Any) -> _Prompt:
     if isinstance(prompt, str):
         return _Prompt(_checked_text("prompt", prompt), None, None)
     if not isinstance(prompt, Mapping):
-        return _Prompt(None, prompt, None)
+        return _Prompt(None, _checked_ids(prompt), None)
     for key, value in prompt.items():
         if key in _NOT_BUILT and value is not None:
             raise ValueError(
@@ -275,7 +289,11 @@ def _read_prompt(prompt: Any) -> _Prompt:
     cache_salt = prompt.get("cache_salt")
     if cache_salt is not None and not _checked_text("cache_salt", cache_salt):
         raise ValueError("cache_salt is empty; give at least one character or leave it out")
-    return _Prompt(None if text is None else _checked_text("prompt", text), token_ids, cache_salt)
+    return _Prompt(
+        None if text is None else _checked_text("prompt", text),
+        None if token_ids is None else _checked_ids(token_ids),
+        cache_salt,
+    )
 
 
 def _checked_text(name: str, text: Any) -> str:

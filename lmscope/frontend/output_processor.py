@@ -23,7 +23,7 @@ from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.tap import Tap
 
-__all__ = ["OutputProcessor"]
+__all__ = ["OutputProcessor", "aborted_output"]
 
 
 class _RequestState:
@@ -81,15 +81,15 @@ class OutputProcessor:
             self._emit(state, output, outputs.step, finish_reason, stop_reason)
         return ended
 
-    def abort_requests(self, request_ids: Sequence[str], step: int) -> None:
-        """End requests with an output of their own; unknown and finished ids are ignored."""
-        for request_id in request_ids:
-            state = self._states.get(request_id)
-            if state is not None:
-                self._emit(state, EngineCoreOutput(request_id), step, "abort", None)
-
-    def live_ids(self) -> list[str]:
-        return list(self._states)
+    def abort_streams(self, streams: Sequence[Stream], step: int) -> list[str]:
+        """End requests with an output of their own; returns the ids that were live."""
+        ended = []
+        for stream in streams:
+            state = self._states.get(stream.request_id)
+            if state is not None and state.stream is stream:
+                self._emit(state, EngineCoreOutput(stream.request_id), step, "abort", None)
+                ended.append(stream.request_id)
+        return ended
 
     def text_of(self, request_id: str) -> str:
         """The text that has been delivered so far; "" for unknown requests."""
@@ -136,3 +136,15 @@ class OutputProcessor:
         # The tap first: who waits for the end and then asks a view must find it there.
         self._tap(delta)
         state.stream.push(delta)
+
+
+def aborted_output(request_id: str, step: int) -> RequestOutput:
+    """The only output of a request that was aborted before the engine saw it."""
+    return RequestOutput(
+        step=step,
+        time=time.monotonic(),
+        request_id=request_id,
+        outputs=(CompletionOutput(0, "", (), finish_reason="abort"),),
+        finished=True,
+        num_cached_tokens=0,
+    )

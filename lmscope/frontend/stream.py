@@ -37,13 +37,16 @@ class Stream:
         prompt: str | None,
         prompt_token_ids: tuple[int, ...],
         sampling_params: SamplingParams,
+        *,
         abort: Callable[[str], None],
+        check_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.sampling_params = sampling_params
         self._abort = abort
+        self._check_wait = check_wait
         self._changed = threading.Condition()
         # This request's steps, as they crossed the tap. Only ever appended to.
         self._deltas: list[RequestOutput] = []
@@ -93,12 +96,14 @@ class Stream:
         """Wait for the end and return the stream itself.
 
         TimeoutError after `timeout_s` seconds, the request goes on; EngineDeadError, with
-        its cause, when the engine died.
+        its cause, when the engine died; GateClosedError when this thread has closed the
+        gate at which the engine stands.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._finished:
                 self._raise_error()
+                self._check_wait()
                 piece = _PIECE_S
                 if deadline is not None:
                     piece = min(piece, deadline - time.monotonic())
@@ -118,6 +123,7 @@ class Stream:
             with self._changed:
                 while position == len(self._deltas) and not self._finished:
                     self._raise_error()
+                    self._check_wait()
                     self._changed.wait(_PIECE_S)
             yield from progress.take(position)
             position = progress.position

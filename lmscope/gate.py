@@ -1,0 +1,314 @@
+"""Gate: stop the engine at a boundary, look, and let it go on, one boundary at a time.
+
+The gate stands behind the listeners of a tap. While it is closed the engine thread waits
+there, so the struct under the cursor is the last thing that happened and nothing moves
+until told. `abort`, snapshots and shutdown pass a closed gate.
+
+    gate = llm.gate
+    gate.pause()
+    stream = llm.submit("Why is the sky blue?")
+    gate.step()                       # -> EngineCoreRequest
+    gate.step(ModelRunnerOutput)      # runs on to the next one of this kind
+    gate.resume()
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from lmscope.boundary import BOUNDARIES, Boundary
+from lmscope.errors import GateClosedError, NothingToRun
+from lmscope.tap import Tap
+
+__all__ = ["Breakpoint", "Gate"]
+
+logger = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Boundary)
+Predicate = Callable[[Any], object]
+
+
+class Breakpoint:
+    """Closes the gate at a struct of one kind for which the predicate is true.
+
+    hits      how often it has stopped the engine
+    enabled   set it to False to keep the breakpoint but pass it
+    error     what the predicate raised; the breakpoint is then off
+    """
+
+    def __init__(
+        self, gate: Gate, kind: type[Boundary], predicate: Predicate, once: bool, hits: int
+    ) -> None:
+        self.kind = kind
+        self.predicate = predicate
+        self.once = once
+        self.enabled = True
+        self.hits = 0
+        self.error: BaseException | None = None
+        self._skip = hits - 1
+        self._gate = gate
+
+    def __repr__(self) -> str:
+        name = getattr(self.predicate, "__name__", repr(self.predicate))
+        state = "on" if self.enabled else "off"
+        return f"<Breakpoint {self.kind.__name__} if {name}: {state}, hit {self.hits} times>"
+
+    def remove(self) -> None:
+        """Take it away; twice is fine."""
+        self._gate._remove(self)
+
+    def matches(self, boundary: Boundary) -> bool:
+        """Whether to stop here. Counts; called on the engine thread, once per struct."""
+        if not self.enabled or type(boundary) is not self.kind:
+            return False
+        try:
+            if not self.predicate(boundary):
+                return False
+        except Exception as error:
+            # Like a listener: a wrong predicate must not stop an engine.
+            self.error = error
+            self.enabled = False
+            logger.warning(
+                "%r raised at step %d and is off now: %r", self, boundary.step, error
+            )
+            return False
+        if self._skip > 0:
+            self._skip -= 1
+            return False
+        self.hits += 1
+        if self.once:
+            self.enabled = False
+        return True
+
+
+class Gate:
+    """Pause, step and breakpoints for the one engine behind a tap.
+
+    is_idle            whether the engine waits for requests
+    serve              runs what passes a closed gate; called on the engine thread while it
+                       stands
+    is_engine_thread   whether the caller is the engine itself, which must not wait here
+    """
+
+    def __init__(
+        self,
+        tap: Tap,
+        is_idle: Callable[[], bool],
+        serve: Callable[[], None],
+        is_engine_thread: Callable[[], bool],
+    ) -> None:
+        self._tap = tap
+        self._is_idle = is_idle
+        self._serve = serve
+        self._is_engine_thread = is_engine_thread
+        self._changed = threading.Condition()
+        self._is_closed = False
+        # Closed, but the engine may run on to a struct of this kind (or any).
+        self._running_to: type[Boundary] | None = None
+        self._is_running = False
+        self._at: Boundary | None = None
+        self._arrivals = 0
+        self._closed_by: int | None = None
+        self._ended: BaseException | bool = False
+        self._breakpoints: tuple[Breakpoint, ...] = ()
+        tap.set_gate(self.arrive)
+
+    # -- for the user ----------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def at(self) -> Boundary | None:
+        """The struct at which the engine stands; None while it runs or is idle."""
+        return self._at
+
+    @property
+    def breakpoints(self) -> tuple[Breakpoint, ...]:
+        return self._breakpoints
+
+    def pause(self) -> Boundary | None:
+        """Stop the engine at the next boundary and return it.
+
+        None when the engine is idle: it will stop at the first boundary it reaches.
+        """
+        with self._changed:
+            self._close(None, is_running=False)
+            if self._is_engine_thread():
+                return None  # the caller is a listener; the engine stops right behind it
+            while self._at is None and not self._is_idle() and not self._ended:
+                self._changed.wait(_PIECE_S)
+            return self._at
+
+    @overload
+    def step(self, kind: None = None, *, timeout_s: float = 60) -> Boundary: ...
+    @overload
+    def step(self, kind: type[B], *, timeout_s: float = 60) -> B: ...
+    def step(self, kind: type[Boundary] | None = None, *, timeout_s: float = 60) -> Boundary:
+        """Let the engine run to the next boundary, or to the next of one kind.
+
+        Returns the struct at which it then stands, which may be another one if a
+        breakpoint comes first. NothingToRun when the engine has no request, or runs out of
+        them before; TimeoutError after `timeout_s` seconds, the engine keeps running
+        towards the boundary.
+        """
+        _check_kind(kind)
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            if self._is_engine_thread():
+                raise GateClosedError("step() was called by a listener, which the engine awaits")
+            if self._at is None and self._is_idle():
+                raise self._nothing(kind)
+            before = self._arrivals
+            self._close(kind, is_running=True)
+            while self._arrivals == before:
+                if self._ended:
+                    raise self._nothing(kind)
+                # The engine may have been let go and found nothing more to do.
+                if self._at is None and self._is_idle():
+                    self._is_running = False
+                    raise self._nothing(kind)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the engine reached no {_name(kind)} within {timeout_s} s; "
+                        "wait longer with timeout_s="
+                    )
+                self._changed.wait(_PIECE_S)
+            at = self._at
+        assert at is not None
+        return at
+
+    def resume(self) -> None:
+        """Open the gate. Breakpoints stay."""
+        with self._changed:
+            self._is_closed = self._is_running = False
+            self._closed_by = None
+            self._tap.arm_gate(bool(self._breakpoints))
+            self._changed.notify_all()
+
+    def break_when(
+        self,
+        kind: type[B],
+        predicate: Callable[[B], object] | None = None,
+        *,
+        once: bool = False,
+        hits: int = 1,
+    ) -> Any:
+        """Stop at each struct of a kind for which `predicate` is true.
+
+        once   only the first time
+        hits   from the n-th match on
+
+        Without a predicate it is a decorator:
+
+            @gate.break_when(SchedulerOutput)
+            def preempting(output): return bool(output.preempted_req_ids)
+
+        Returns the Breakpoint (as a decorator: puts it in the function's place).
+        """
+        _check_kind(kind)
+        if hits < 1:
+            raise ValueError(f"hits is {hits}; it must be at least 1")
+
+        def add(function: Callable[[B], object]) -> Breakpoint:
+            made = Breakpoint(self, kind, function, once, hits)
+            with self._changed:
+                self._breakpoints = (*self._breakpoints, made)
+                self._tap.arm_gate(True)
+            return made
+
+        return add if predicate is None else add(predicate)
+
+    def require_open(self) -> None:
+        """GateClosedError if this thread closed the gate, so that waiting would never end."""
+        if self._is_closed and self._closed_by == threading.get_ident():
+            at = self._at
+            where = f"at {type(at).__name__} of step {at.step}" if at else "before any boundary"
+            raise GateClosedError(
+                f"the engine stands {where} at the gate that this thread closed; "
+                "use submit() and step(), or resume() first"
+            )
+
+    # -- for the engine --------------------------------------------------------
+
+    def arrive(self, boundary: Boundary) -> None:
+        """Wait here while the gate is closed. Called on the engine thread by the tap."""
+        if self._at is not None:
+            return  # something that passes a closed gate has emitted this
+        hit = False
+        for made in self._breakpoints:
+            hit = made.matches(boundary) or hit
+        with self._changed:
+            if self._ended or not self._stops(boundary, hit):
+                return
+            self._is_closed, self._is_running = True, False
+            self._at = boundary
+            self._arrivals += 1
+            self._changed.notify_all()
+            while self._is_closed and not self._is_running and not self._ended:
+                self._changed.wait(_PIECE_S)
+                self._changed.release()
+                try:
+                    self._serve()
+                finally:
+                    self._changed.acquire()
+            self._at = None
+
+    def wake(self) -> None:
+        """Look again: the engine became idle, or something waits to pass."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The engine closes or has died: nothing stops any more, nobody waits any more."""
+        with self._changed:
+            self._ended = error or True
+            self._changed.notify_all()
+
+    def _stops(self, boundary: Boundary, hit: bool) -> bool:
+        if hit or (self._is_closed and not self._is_running):
+            return True
+        if not self._is_closed:
+            return False
+        return self._running_to is None or type(boundary) is self._running_to
+
+    def _close(self, kind: type[Boundary] | None, is_running: bool) -> None:
+        if not self._is_closed:
+            self._closed_by = threading.get_ident()
+        self._is_closed, self._is_running, self._running_to = True, is_running, kind
+        self._tap.arm_gate(True)
+        self._changed.notify_all()
+
+    def _nothing(self, kind: type[Boundary] | None) -> Exception:
+        if self._ended:
+            error = NothingToRun("the engine was closed or has died")
+            if isinstance(self._ended, BaseException):
+                error.__cause__ = self._ended
+            return error
+        return NothingToRun(
+            f"the engine has no request, so no {_name(kind)} will come; submit one first"
+        )
+
+    def _remove(self, made: Breakpoint) -> None:
+        with self._changed:
+            self._breakpoints = tuple(b for b in self._breakpoints if b is not made)
+            self._tap.arm_gate(self._is_closed or bool(self._breakpoints))
+
+
+# Waits are cut into pieces so that Ctrl-C gets through on every platform.
+_PIECE_S = 0.25
+
+
+def _check_kind(kind: type[Boundary] | None) -> None:
+    if kind is not None and kind not in BOUNDARIES:
+        names = ", ".join(known.__name__ for known in BOUNDARIES)
+        raise TypeError(f"{kind!r} is not a boundary struct; use one of {names}")
+
+
+def _name(kind: type[Boundary] | None) -> str:
+    return "boundary" if kind is None else kind.__name__
