@@ -91,8 +91,8 @@ class BlockPool:
         self.ref_cnt = [0] * num_blocks
         self.block_hash: list[bytes | None] = [None] * num_blocks
         self.free_queue = FreeQueue(num_blocks)
-        # per named block: the request that filled it, and when
-        self.stored: dict[int, tuple[str, int]] = {}
+        # per named block: the request that filled it, when, and with which tokens
+        self.stored: dict[int, tuple[str, int, tuple[int, ...]]] = {}
         self.record_events = False
         self.events: list[KVEvent] = []
         self.step = 0
@@ -140,7 +140,7 @@ class BlockPool:
                 self.free_queue.remove(block_id)
             self.ref_cnt[block_id] += 1
             if self.record_events:
-                stored_by, step = self.stored[block_id]
+                stored_by, step, _ = self.stored[block_id]
                 self.events.append(BlockTouched(block_id, request_id, stored_by, step))
 
     def free(self, blocks: Iterable[int], request_id: str) -> None:
@@ -177,7 +177,8 @@ class BlockPool:
             block_id, block_hash = blocks[index], hashes[index]
             assert self.block_hash[block_id] is None, "a stored block is stored again"
             self.block_hash[block_id] = block_hash
-            self.stored[block_id] = (request_id, self.step)
+            tokens = tuple(token_ids[index * size : (index + 1) * size])
+            self.stored[block_id] = (request_id, self.step, tokens)
             found = self._blocks_by_hash.get(block_hash)
             if found is None:
                 self._blocks_by_hash[block_hash] = block_id
@@ -192,7 +193,7 @@ class BlockPool:
                         request_id,
                         short_hash(block_hash),
                         short_hash(hashes[index - 1]) if index else None,
-                        tuple(token_ids[index * size : (index + 1) * size]),
+                        tokens,
                         index,
                     )
                 )

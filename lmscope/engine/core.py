@@ -112,7 +112,7 @@ class EngineCore:
         snapshots = []
         for block_id in sorted({*owners, *pool.stored}):
             block_hash = pool.block_hash[block_id]
-            stored_by, stored_step = pool.stored.get(block_id, (None, 0))
+            stored_by, stored_step, token_ids = pool.stored.get(block_id, (None, 0, ()))
             snapshots.append(
                 BlockSnapshot(
                     block_id=block_id,
@@ -120,6 +120,7 @@ class EngineCore:
                     block_hash=None if block_hash is None else short_hash(block_hash),
                     stored_by=stored_by,
                     stored_step=stored_step,
+                    token_ids=token_ids,
                 )
             )
         return tuple(snapshots), tuple(pool.free_queue)
