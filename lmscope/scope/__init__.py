@@ -1,1 +1,10 @@
-"""Readers of the stream; nothing below here imports torch."""
+"""Readers of the stream that an engine emits: none of them needs the engine, or torch.
+
+view          EngineView, the fold: the engine at one moment
+recording     record, open_recording, Recording: a stream that was kept
+frames        a recording as pandas data frames
+why           the sentence behind each decision
+picture       frames for the widgets and the page (docs/picture.md)
+html          one page with a whole run
+text_picture  the picture in characters
+"""

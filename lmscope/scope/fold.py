@@ -1,0 +1,355 @@
+"""Fold: the engine's state, brought up to date struct by struct.
+
+`EngineView` is what people read; this is how it comes about. Each rule here mirrors one of
+the engine's, told by what crosses its boundaries.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from weakref import WeakSet
+
+import msgspec
+
+from lmscope.boundary import (
+    BlockAllocated,
+    BlockFreed,
+    BlockRemoved,
+    BlockStored,
+    BlockTouched,
+    Boundary,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineSnapshot,
+    KVEvent,
+    ModelRunnerOutput,
+    NewRequestData,
+    RequestOutput,
+    SchedulerOutput,
+)
+from lmscope.decisions import Behind, Decision
+from lmscope.scope.counts import Changes, Eviction, StepCounts, Totals
+from lmscope.scope.pool_view import PoolView
+from lmscope.scope.request_view import RequestView
+from lmscope.scope.roster import Roster
+
+__all__ = ["Fold"]
+
+_RATE_STEPS = 32
+
+
+class Fold:
+    """The state after the structs so far; `EngineView` says what its parts mean.
+
+    decided, behind   the last step's decisions, as the scheduler gave them
+    num_arrived_when_scheduled   requests that came later were not in that step
+    rate              when the last steps ended, and the tokens that they sampled
+    readers           who wants to know what changes
+    """
+
+    def __init__(self, snapshot: EngineSnapshot, keep_finished: int | None) -> None:
+        info = snapshot.info
+        self.info = info
+        self.step = snapshot.step
+        self.time = snapshot.time
+        self.boundary = ""
+        self.hits: list[BlockTouched] = []
+        self.evicted: list[Eviction] = []
+        self.written: set[int] = set()
+        self.this_step = StepCounts(snapshot.step)
+        self.totals = Totals()
+        self.pool = PoolView(info.num_blocks, info.block_size, snapshot.blocks, snapshot.free_queue)
+        self.roster = Roster(self.pool, info.scheduling_policy, keep_finished)
+        self.decided: dict[str, Decision] = {}
+        self.behind: Behind | None = None
+        self.num_arrived_when_scheduled = 0
+        self.rate: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
+        self.readers: WeakSet[Changes] = WeakSet()
+        # drafts of the batches that are on their way
+        self._drafts: dict[int, Mapping[str, tuple[int, ...]]] = {}
+        for request in snapshot.requests:
+            self.roster.resume_from(request)
+
+    def copy(self) -> Fold:
+        """Another fold of the same moment, which nobody tracks; neither follows the other."""
+        other = Fold.__new__(Fold)
+        other.__dict__.update(self.__dict__)
+        other.pool = self.pool.copy()
+        other.roster = self.roster.copy(other.pool)
+        other.hits, other.evicted = self.hits.copy(), self.evicted.copy()
+        other.written = self.written.copy()
+        other.this_step = msgspec.structs.replace(self.this_step)
+        other.totals = msgspec.structs.replace(self.totals)
+        other._drafts, other.rate = self._drafts.copy(), self.rate.copy()
+        other.readers = WeakSet()
+        return other
+
+    def apply(self, boundary: Boundary) -> None:
+        """Fold one struct, the next of the stream."""
+        if isinstance(boundary, SchedulerOutput):
+            self._fold_scheduler_output(boundary)
+        elif isinstance(boundary, EngineCoreOutputs):
+            self._fold_core_outputs(boundary)
+        elif isinstance(boundary, RequestOutput):
+            self._fold_request_output(boundary)
+        elif isinstance(boundary, EngineCoreRequest):
+            self.roster.arrive(boundary)
+            self.totals.requests += 1
+        elif not isinstance(boundary, ModelRunnerOutput):
+            raise TypeError(f"{type(boundary).__name__} is not a boundary struct")
+        # With overlapping steps a struct of the step before may follow.
+        self.step = max(self.step, boundary.step)
+        self.time = boundary.time
+        self.boundary = type(boundary).__name__
+        for reader in self.readers:
+            reader.blocks |= self.pool.changed
+            reader.requests |= self.roster.changed
+        self.pool.changed.clear()
+        self.roster.changed.clear()
+
+    def _fold_scheduler_output(self, output: SchedulerOutput) -> None:
+        self._begin_step(output)
+        for request_id in output.finished_req_ids:
+            self.totals.finished += self.roster.report(request_id, output)
+        # A running request that is left without a block was preempted, listed or not: a
+        # forced reset of the prefix cache does it between two steps.
+        preempted = self._fold_events(output.kv_events, output.step)
+        preempted.update(output.preempted_req_ids)
+        # From the end, so that the first of several stands first in the queue.
+        for request_id in [i for i in reversed(self.roster.running) if i in preempted]:
+            self.roster.preempt(self.roster.change(request_id))
+            self.totals.preemptions += 1
+            self.this_step.preemptions += 1
+        for new in output.scheduled_new_reqs:
+            self._admit(new, output)
+        self._continue(output)
+        self.decided = {decision.request_id: decision for decision in output.decisions}
+        for decision in output.decisions:
+            if decision.request_id in self.roster.requests:
+                self.roster.change(decision.request_id).decision = decision
+        self.behind = output.behind
+        self.num_arrived_when_scheduled = self.roster.num_arrived
+        if output.scheduled_spec_decode_tokens:
+            self._drafts[output.step] = output.scheduled_spec_decode_tokens
+
+    def _fold_core_outputs(self, outputs: EngineCoreOutputs) -> None:
+        drafts = self._drafts.pop(outputs.step, {})
+        sampled = 0
+        for output in outputs.outputs:
+            if output.request_id not in self.roster.requests:
+                continue
+            record = self.roster.change(output.request_id)
+            if output.new_token_ids:
+                sampled += len(output.new_token_ids)
+                record.output_token_ids.extend(output.new_token_ids)
+                if record.first_token_step is None:
+                    record.first_token_step, record.first_token_time = outputs.step, outputs.time
+                if output.request_id in drafts:
+                    accepted = len(output.new_token_ids) - 1
+                    self._reject(record, len(drafts[output.request_id]) - accepted)
+            if output.finish_reason is not None:
+                self._end(record, output.finish_reason, output.stop_reason, outputs)
+                self.roster.leave_engine(record)
+        # Whoever lost its last block without an output was aborted while the model ran.
+        for request_id in self._fold_events(outputs.kv_events, outputs.step):
+            record = self.roster.change(request_id)
+            self._end(record, "abort", None, outputs)
+            self.roster.leave_engine(record)
+        self.totals.output_tokens += sampled
+        self.rate.append((outputs.time, sampled))
+        if outputs.step == self.this_step.step:
+            self.this_step.output = sampled
+            self.this_step.duration_s = max(0.0, outputs.time - self.this_step.started)
+
+    def _fold_request_output(self, output: RequestOutput) -> None:
+        if output.request_id not in self.roster.requests:
+            return
+        record = self.roster.change(output.request_id)
+        for completion in output.outputs:
+            record.add_text(completion.text, len(completion.token_ids))
+            if completion.finish_reason is not None:
+                self._end(record, completion.finish_reason, completion.stop_reason, output)
+                # What the user is told counts: a stop string may beat the engine's reason.
+                record.finish_reason = completion.finish_reason
+                record.stop_reason = completion.stop_reason
+
+    # -- one step ----------------------------------------------------------------
+
+    def _begin_step(self, output: SchedulerOutput) -> None:
+        # Marks of the step before go.
+        self.pool.changed.update(self.written)
+        self.pool.changed.update(hit.block_id for hit in self.hits)
+        self.pool.changed.update(eviction.block_id for eviction in self.evicted)
+        self.hits, self.evicted, self.written = [], [], set()
+        self.this_step = StepCounts(
+            output.step, output.total_num_scheduled_tokens, started=output.time
+        )
+        if not self.roster.running:
+            self.rate.clear()  # the pause before this step is no work
+
+    def _admit(self, new: NewRequestData, output: SchedulerOutput) -> None:
+        if new.req_id not in self.roster.requests:  # a source that does not tell of arrivals
+            self.roster.arrive(
+                EngineCoreRequest(
+                    step=output.step - 1,
+                    time=output.time,
+                    request_id=new.req_id,
+                    prompt_token_ids=new.prompt_token_ids,
+                    sampling_params=new.sampling_params,
+                )
+            )
+            self.totals.requests += 1
+        record = self.roster.change(new.req_id)
+        if record.num_cached_tokens < 0:
+            record.first_scheduled_step = output.step
+            record.first_scheduled_time = output.time
+            record.num_cached_tokens = new.num_computed_tokens
+            self.totals.prompt_tokens += len(new.prompt_token_ids)
+            self.totals.cached_tokens += new.num_computed_tokens
+        self._seat(record, new.block_ids[0] if new.block_ids else (), new.num_computed_tokens)
+        num_tokens = output.num_scheduled_tokens.get(new.req_id, 0)
+        self._compute(record, new.num_computed_tokens, num_tokens)
+
+    def _continue(self, output: SchedulerOutput) -> None:
+        """Requests that were scheduled before: running ones, and those that come back."""
+        known = output.scheduled_cached_reqs
+        resumed = set(known.resumed_req_ids)
+        for row, request_id in enumerate(known.req_ids):
+            if request_id not in self.roster.requests:
+                continue
+            record = self.roster.change(request_id)
+            groups = known.new_block_ids[row]
+            block_ids = groups[0] if groups else ()
+            start = known.num_computed_tokens[row]
+            if request_id in resumed:
+                self._seat(record, block_ids, start)
+            else:
+                self._extend_table(record, block_ids)
+            self._compute(record, start, output.num_scheduled_tokens.get(request_id, 0))
+
+    def _seat(self, record: RequestView, block_ids: Iterable[int], num_cached: int) -> None:
+        """A waiting request joins the running ones, with a whole block table."""
+        self.roster.seat(record)
+        self.this_step.cached += num_cached
+        record.num_reached = max(record.num_reached, num_cached)
+        record.block_ids = []
+        self._extend_table(record, block_ids)
+
+    def _extend_table(self, record: RequestView, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.pool.place(block_id, len(record.block_ids))
+            record.block_ids.append(block_id)
+        record.max_blocks = max(record.max_blocks, len(record.block_ids))
+
+    def _compute(self, record: RequestView, start: int, num_tokens: int) -> None:
+        """Count `num_tokens` tokens from `start` on as computed, and say what they were."""
+        end = start + num_tokens
+        again = max(0, min(end, record.num_reached) - start)
+        prefill = max(0, min(end, record.num_prompt_tokens) - max(start, record.num_reached))
+        self.this_step.recomputed += again
+        self.this_step.prefill += prefill
+        self.this_step.decode += num_tokens - again - prefill
+        self.totals.recomputed_tokens += again
+        record.num_recomputed_tokens += again
+        record.num_reached = max(record.num_reached, end)
+        record.num_computed_tokens = end
+        self.written.update(self._fill(record, start, end))
+
+    def _reject(self, record: RequestView, num_tokens: int) -> None:
+        """Drafts that turned out wrong do not count as computed."""
+        end = record.num_computed_tokens
+        if num_tokens <= 0 or not end:
+            return
+        if record.num_reached == end:
+            record.num_reached -= num_tokens
+        record.num_computed_tokens -= num_tokens
+        self._fill(record, record.num_computed_tokens, end)
+
+    def _fill(self, record: RequestView, start: int, end: int) -> list[int]:
+        """Bring the blocks of these positions up to date; returns them."""
+        size = self.info.block_size
+        first = start // size
+        touched = record.block_ids[first : -(-end // size)]
+        for index, block_id in enumerate(touched, first):
+            rest = record.num_computed_tokens - index * size
+            self.pool.fill(block_id, max(0, min(size, rest)))
+        return touched
+
+    def _end(
+        self, record: RequestView, reason: str, stop_reason: int | str | None, at: Boundary
+    ) -> None:
+        self.totals.finished += self.roster.end(record, reason, stop_reason, at)
+
+    # -- KV events -------------------------------------------------------------
+
+    def _fold_events(self, events: Iterable[KVEvent], step: int) -> set[str]:
+        """Apply KV events; returns the running requests that lost their last block."""
+        pool = self.pool
+        emptied: set[str] = set()
+        for event in events:
+            if isinstance(event, BlockAllocated):
+                pool.allocate(event)
+                self._hold(event.request_id, 1)
+            elif isinstance(event, BlockTouched):
+                self._fold_hit(event)
+            elif isinstance(event, BlockStored):
+                pool.store(event, step)
+                self.roster.kept_texts.pop(event.block_id, None)
+                if event.request_id in self.roster.requests:
+                    self.roster.change(event.request_id).stored.append(event.block_id)
+            elif isinstance(event, BlockFreed):
+                left = pool.free(event.block_id, event.request_id)
+                if left is not None and self._let_go(event.request_id, left):
+                    emptied.add(event.request_id)
+            elif isinstance(event, BlockRemoved):
+                self._fold_eviction(event)
+            else:
+                pool.clear()
+                self.roster.kept_texts.clear()
+        return emptied
+
+    def _fold_hit(self, event: BlockTouched) -> None:
+        self.hits.append(event)
+        self.totals.hits += 1
+        before = self.pool.touch(event)
+        if event.request_id in before:
+            return
+        self._hold(event.request_id, 1)
+        if before:
+            self._share(event.request_id, 1)
+        if len(before) == 1:
+            self._share(before[0], 1)
+
+    def _fold_eviction(self, event: BlockRemoved) -> None:
+        block = self.pool.remove(event)
+        self.roster.kept_texts.pop(event.block_id, None)
+        self.totals.evictions += 1
+        self.evicted.append(
+            Eviction(
+                event.block_id,
+                event.block_hash,
+                block.stored_by,
+                block.stored_step,
+                event.for_request_id,
+            )
+        )
+
+    def _let_go(self, request_id: str, left: tuple[str, ...]) -> bool:
+        """Count a block less; whether it was the last of a running request."""
+        if left:
+            self._share(request_id, -1)
+        if len(left) == 1:
+            self._share(left[0], -1)
+        return self._hold(request_id, -1) == 0 and request_id in self.roster.running
+
+    def _hold(self, request_id: str, one: int) -> int:
+        if request_id not in self.roster.requests:
+            return 0
+        record = self.roster.change(request_id)
+        record.num_held += one
+        return record.num_held
+
+    def _share(self, request_id: str, one: int) -> None:
+        if request_id in self.roster.requests:
+            self.roster.change(request_id).num_shared_blocks += one

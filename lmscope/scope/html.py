@@ -1,0 +1,183 @@
+"""One page with a whole run: no network, no kernel, the widgets' own drawing code.
+
+The page holds a frame per step (docs/picture.md), deflated, and a plain table for readers
+without scripts. Whatever a model wrote is data in it, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from lmscope.errors import LmscopeError
+from lmscope.scope.picture import VERSION, PictureEncoder
+from lmscope.scope.view import EngineView
+from lmscope.scope.write_file import replace_file
+
+if TYPE_CHECKING:
+    from lmscope.scope.recording import Recording
+
+__all__ = ["escape", "page_frames", "write_html"]
+
+_STEPS_BETWEEN_FULL = 64
+_PHASE = "replay"
+_MAX_TABLE_ROWS = 1000
+_MAX_TABLE_TEXT = 1000
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<div id="lmscope"></div>
+<noscript>
+{table}
+</noscript>
+<script type="application/octet-stream" id="lmscope-data">{data}</script>
+<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def write_html(recording: Recording, path: str | Path) -> None:
+    """Write the page of a recording; the file appears whole or not at all.
+
+    LmscopeError when this installation lacks the page's script or style.
+    """
+    script, style = _bundle("page.js"), _bundle("dashboard.css")
+    data, view = _packed(recording)
+    page = _PAGE.format(
+        title=escape(f"lmscope: {view.info.model}, {view.totals.requests} requests"),
+        # Neither can end its element early: in JavaScript and CSS \\/ is a slash.
+        style=re.sub("</(?=style)", r"<\\/", style, flags=re.IGNORECASE),
+        script=re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE),
+        table=_table(view),
+        data=data,
+    )
+
+    def write(file: BinaryIO) -> None:
+        file.write(page.encode("utf-8"))
+
+    replace_file(path, write)
+
+
+def page_frames(recording: Recording) -> Iterator[dict[str, Any]]:
+    """The frames of a page: one before the first step, one after each step's last struct."""
+    for frame, _ in _frames(recording):
+        yield frame
+
+
+def escape(text: str) -> str:
+    """Text as HTML that shows it: markup, and characters that hide or turn text, included."""
+    return html.escape("".join(map(_visible, text)), quote=True)
+
+
+def _frames(recording: Recording) -> Iterator[tuple[dict[str, Any], EngineView]]:
+    view = EngineView(recording.snapshot)
+    encoder = PictureEncoder(view)
+    count = 0
+
+    def frame() -> tuple[dict[str, Any], EngineView]:
+        nonlocal count
+        is_full = count % _STEPS_BETWEEN_FULL == 0
+        count += 1
+        made = encoder.full(_PHASE) if is_full else encoder.delta(_PHASE)
+        return made.to_page(), view
+
+    step = view.step
+    for boundary in recording.boundaries:
+        if boundary.step > step:
+            yield frame()
+            step = boundary.step
+        view.apply(boundary)
+    yield frame()
+
+
+def _packed(recording: Recording) -> tuple[str, EngineView]:
+    """All frames as one deflated base64 text, and the view at the end."""
+    packer = zlib.compressobj(9)
+    parts = [packer.compress(b'{"v":%d,"frames":[' % VERSION)]
+    separator = b""
+    for frame, view in _frames(recording):
+        text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
+        parts.append(packer.compress(separator + text.encode("utf-8")))
+        separator, last = b",", view
+    parts += [packer.compress(b"]}"), packer.flush()]
+    return base64.b64encode(b"".join(parts)).decode("ascii"), last
+
+
+def _bundle(name: str) -> str:
+    """A file that the widgets' front end is built into."""
+    try:
+        return (resources.files("lmscope_widgets") / "static" / name).read_text("utf-8")
+    except (FileNotFoundError, ModuleNotFoundError) as error:
+        raise LmscopeError(
+            f"lmscope_widgets/static/{name} is missing; reinstall lmscope, or build it with "
+            "`npm ci && npm run build` in widgets/"
+        ) from error
+
+
+def _table(view: EngineView) -> str:
+    """The run for readers without scripts: what each request asked, got, cost and waited for."""
+    names = (
+        "request", "how it ended", "prompt", "output", "prompt tokens", "from cache",
+        "output tokens", "blocks at most", "preemptions", "waited, s",
+    )  # fmt: skip
+    totals = view.totals
+    lines = [
+        f"<p>{escape(view.info.model)}: {view.step} steps, {totals.requests} requests, "
+        f"{totals.output_tokens} output tokens, {totals.hits} blocks hit, "
+        f"{totals.evictions} evicted, {totals.preemptions} preemptions</p>",
+        "<table>",
+        "<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>",
+    ]
+    shown = list(view.requests)[:_MAX_TABLE_ROWS]
+    sentences = view.sentences(shown)
+    for request_id in shown:
+        request = view.requests[request_id]
+        scheduled = request.first_scheduled_time
+        waited = "–" if scheduled is None else f"{scheduled - request.arrival_time:.3f}"
+        cells = (
+            request_id,
+            sentences[request_id],
+            (request.prompt or "")[-_MAX_TABLE_TEXT:],
+            request.text[:_MAX_TABLE_TEXT],
+            request.num_prompt_tokens,
+            max(0, request.num_cached_tokens),
+            request.num_output_tokens,
+            request.max_blocks,
+            request.num_preemptions,
+            waited,
+        )
+        lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
+    lines.append("</table>")
+    if len(view.requests) > len(shown):
+        lines.append(f"<p>{len(view.requests) - len(shown)} more requests are not listed</p>")
+    return "\n".join(lines)
+
+
+def _visible(character: str) -> str:
+    """A character, or its number where it would be invisible or reorder what stands by it."""
+    if character in "\n\t" or character.isprintable():
+        return character
+    if unicodedata.category(character) == "Zs":  # a kind of space
+        return character
+    number = ord(character)
+    return f"<0x{number:02X}>" if number < 0x100 else f"<U+{number:04X}>"

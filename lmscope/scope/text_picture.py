@@ -1,0 +1,155 @@
+"""The picture in characters, one per block: for terminals, diffs and other readers of text.
+
+lmscope  step 22/37   42/49 blocks used, 9 shared, 7 kept   4 running, 0 waiting
+blocks   #+++++++++EFHGEFFHGGGHGGFEdddddddHGEEEEEGHGEFFFFFF
+         # null  + shared  A in use  a kept      D r2  E r3  F r4  G r5  H r6
+r6       prefill: 9 tokens, 18 came from the cache
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from textwrap import wrap
+
+from lmscope.scope.pool_view import BlockView
+from lmscope.scope.request_view import OwnerSlots
+from lmscope.scope.view import EngineView
+
+__all__ = ["text_picture"]
+
+_NAME_WIDTH = 9
+# More blocks than this are drawn several to a character.
+_MAX_CHARACTERS = 1024
+_MAX_LINES = 8
+_MAX_ID = 40
+_NULL, _SHARED, _EMPTY, _NEUTRAL = "#", "+", ".", "?"
+
+
+def text_picture(
+    view: EngineView,
+    *,
+    last_step: int | None = None,
+    lit: Sequence[str] = (),
+    width: int = 100,
+) -> str:
+    """Header, block map, legend and a line with the reason of some requests.
+
+    last_step   of the run, when `view` is a moment within it
+    lit         the requests to give the reason of; else those that live, else the last
+                that ended
+    width       of a line; characters, at least 40
+    """
+    width = max(40, width)
+    lines = [_header(view, last_step), *_map(view, width - _NAME_WIDTH)]
+    wanted = [i for i in lit if i in view.requests] if lit else _chosen(view)
+    sentences = view.sentences(wanted)
+    for request_id in wanted:
+        lines += _paragraph(_short(request_id), sentences[request_id], width)
+    rest = view.num_running + view.num_waiting - len(wanted)
+    if not lit and rest > 0:
+        lines.append(" " * _NAME_WIDTH + f"{rest} more")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _header(view: EngineView, last_step: int | None) -> str:
+    totals = view.totals
+    parts = [
+        "lmscope  step " + (f"{view.step}" if last_step is None else f"{view.step}/{last_step}"),
+        f"{view.num_used}/{view.info.num_blocks - 1} blocks used, "
+        f"{view.num_shared} shared, {view.num_kept} kept",
+        f"{view.num_running} running, {view.num_waiting} waiting",
+    ]
+    if totals.prompt_tokens:
+        share = 100 * totals.cached_tokens / totals.prompt_tokens
+        parts.append(f"{share:.0f} % from cache")
+    if totals.preemptions:
+        plural = "" if totals.preemptions == 1 else "s"
+        parts.append(f"{totals.preemptions} preemption{plural}")
+    return "   ".join(parts)
+
+
+def _map(view: EngineView, width: int) -> list[str]:
+    """The block map and its legend, which names only the marks that are drawn."""
+    num_blocks = view.info.num_blocks
+    per_character = -(-num_blocks // _MAX_CHARACTERS)
+    known = {block.block_id: _mark(view, block) for block in view.blocks.not_empty()}
+    known[0] = _NULL
+    marks = ""
+    for start in range(0, num_blocks, per_character):
+        inside = range(start, min(start + per_character, num_blocks))
+        found = Counter(known.get(block_id, _EMPTY) for block_id in inside)
+        if per_character > 1:
+            del found[_NULL]
+        marks += found.most_common(1)[0][0] if found else _EMPTY
+    lines = _named("blocks", [marks[i : i + width] for i in range(0, len(marks), width)])
+    legend = [
+        f"{mark} {word}"
+        for mark, word in ((_NULL, "null"), (_SHARED, "shared"), (_EMPTY, "empty"))
+        if mark in marks
+    ]
+    if any(mark.isupper() for mark in marks):
+        legend.append("A in use")
+    if any(mark.islower() for mark in marks):
+        legend.append("a kept")
+    if _NEUTRAL in marks:
+        legend.append(f"{_NEUTRAL} of another")
+    if per_character > 1:
+        legend.append(f"1 character = {per_character} blocks, what most are")
+    drawn = {mark.upper() for mark in marks if mark.isalpha()}
+    names = {
+        _letter(request.slot): request_id
+        for request_id, request in view.requests.items()
+        if request.slot < OwnerSlots.NUM_SLOTS
+    }
+    legend += [f"{mark} {_short(names[mark])}" for mark in sorted(drawn & names.keys())]
+    return lines + _named("", _packed(legend, width))
+
+
+def _mark(view: EngineView, block: BlockView) -> str:
+    if block.ref_cnt > 1:
+        return _SHARED
+    slot = view.block_slot(block)
+    if slot >= OwnerSlots.NUM_SLOTS:
+        return _NEUTRAL
+    return _letter(slot) if block.owners else _letter(slot).lower()
+
+
+def _letter(slot: int) -> str:
+    return chr(ord("A") + slot)
+
+
+def _chosen(view: EngineView) -> list[str]:
+    """The requests whose reason is told: those that live, else the last that ended."""
+    live = list(islice((*view.running, *view.waiting), _MAX_LINES))
+    return live or list(islice(view.newest_finished(), _MAX_LINES))[::-1]
+
+
+def _paragraph(name: str, text: str, width: int) -> list[str]:
+    """A name and a text that wraps beside it; reasons are never cut."""
+    lines = wrap(text, width - _NAME_WIDTH) or [""]
+    if len(name) >= _NAME_WIDTH:
+        return [name, *_named("", lines)]
+    return _named(name, lines)
+
+
+def _named(name: str, lines: Iterable[str]) -> list[str]:
+    return [
+        (name if place == 0 else "").ljust(_NAME_WIDTH) + line for place, line in enumerate(lines)
+    ]
+
+
+def _packed(words: Iterable[str], width: int) -> list[str]:
+    """Words in lines of at most `width`, two spaces apart."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 2 + len(word) <= width:
+            lines[-1] += "  " + word
+        else:
+            lines.append(word)
+    return lines
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_ID else text[: _MAX_ID - 1] + "…"
