@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-__all__ = ["Encoding", "TokenizerAdapter"]
+__all__ = ["BYTE_LEVEL_ALPHABET", "REPLACEMENT", "Encoding", "TokenizerAdapter"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What decoding puts where bytes make no character."""
 
 
 class Encoding(NamedTuple):
@@ -142,6 +143,24 @@ class TokenizerAdapter(abc.ABC):
             return data.decode()
         except UnicodeDecodeError:
             return "".join(f"<0x{byte:02X}>" for byte in data)
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that write `words`, at the beginning of a text and inside it.
+
+        A word has a second sequence where a space before it changes its first token and
+        not the number of tokens. Words without any token have none.
+        """
+        sequences = []
+        for word in words:
+            bare, spaced = (
+                tuple(self.encode(space + word.lstrip(), add_special_tokens=False).ids)
+                for space in ("", " ")
+            )
+            if bare:
+                sequences.append(bare)
+            if bare and spaced[:1] != bare[:1] and len(spaced) == len(bare):
+                sequences.append(spaced)
+        return tuple(sequences)
 
     def apply_chat_template(
         self,
@@ -333,4 +352,5 @@ def _byte_level_alphabet() -> list[str]:
 
 
 BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+"""The spelling of each byte in byte-level vocabularies."""
 _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_LEVEL_ALPHABET)}
