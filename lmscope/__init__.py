@@ -12,55 +12,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmscope.boundary import (
         EngineCoreOutputs as EngineCoreOutputs,
-    )
-    from lmscope.boundary import (
         EngineCoreRequest as EngineCoreRequest,
-    )
-    from lmscope.boundary import (
         ModelRunnerOutput as ModelRunnerOutput,
-    )
-    from lmscope.boundary import (
         RequestOutput as RequestOutput,
-    )
-    from lmscope.boundary import (
         SchedulerOutput as SchedulerOutput,
     )
     from lmscope.errors import (
         EngineClosedError as EngineClosedError,
-    )
-    from lmscope.errors import (
         EngineDeadError as EngineDeadError,
-    )
-    from lmscope.errors import (
         LmscopeError as LmscopeError,
-    )
-    from lmscope.errors import (
         RecordingError as RecordingError,
     )
     from lmscope.frontend.stream import Stream as Stream
     from lmscope.llm import LLM as LLM
     from lmscope.notebook import (
         load_ipython_extension as load_ipython_extension,
-    )
-    from lmscope.notebook import (
         unload_ipython_extension as unload_ipython_extension,
-    )
-    from lmscope.notebook import (
         watch as watch,
     )
     from lmscope.sampling_params import (
         RequestOutputKind as RequestOutputKind,
-    )
-    from lmscope.sampling_params import (
         SamplingParams as SamplingParams,
     )
     from lmscope.scope.recording import (
         Recording as Recording,
-    )
-    from lmscope.scope.recording import (
         open_recording as open_recording,
-    )
-    from lmscope.scope.recording import (
         record as record,
     )
     from lmscope.scope.view import EngineView as EngineView
@@ -85,7 +61,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604
+__all__ = [*sorted(_HOME_OF), "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -109,8 +109,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(
                     f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}"
                 )
-        for name in ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling",
-                     "trust_remote_code"):
+        for name in (
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "async_scheduling",
+            "trust_remote_code",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; it takes True or False")
         for name, (value, instead) in _NOT_BUILT.items():

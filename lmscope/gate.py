@@ -72,9 +72,7 @@ class Breakpoint:
             # Like a listener: a wrong predicate must not stop an engine.
             self.error = error
             self.enabled = False
-            logger.warning(
-                "%r raised at step %d and is off now: %r", self, boundary.step, error
-            )
+            logger.warning("%r raised at step %d and is off now: %r", self, boundary.step, error)
             return False
         if self._skip > 0:
             self._skip -= 1

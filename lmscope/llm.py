@@ -1,8 +1,8 @@
 """LLM: an engine in this process, with a thread of its own.
 
-    llm = LLM("demo")
-    outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))
-    stream = llm.submit("Tell me a story.")     # returns at once
+llm = LLM("demo")
+outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))
+stream = llm.submit("Tell me a story.")     # returns at once
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from lmscope.frontend.input_processor import InputProcessor
 from lmscope.frontend.output_processor import OutputProcessor, aborted_output
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
-from lmscope.sampling_params import SamplingParams
 from lmscope.gate import Gate
+from lmscope.sampling_params import SamplingParams
 from lmscope.tap import Tap
 
 if TYPE_CHECKING:
@@ -219,7 +219,9 @@ class LLM:
         template_options.setdefault(
             "add_generation_prompt", not template_options.get("continue_final_message", False)
         )
-        conversations = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        conversations = (
+            messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        )
         texts = [
             tokenizer.apply_chat_template(conversation, **template_options)
             for conversation in conversations
@@ -644,4 +646,3 @@ def _progress(streams: Sequence[Stream], use_tqdm: bool) -> Iterator[Callable[[]
             bar.refresh()
 
         yield update
-

@@ -39,8 +39,8 @@ class FreeQueue:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._next = [*range(1, num_blocks), 0]
-        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
+        self._next: list[int] = [*range(1, num_blocks), 0]
+        self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
         self._size = num_blocks - 1
 
     def __len__(self) -> int:

@@ -67,9 +67,7 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request that the front end has checked."""
-        request = msgspec.structs.replace(
-            request, step=self.step_number, time=time.monotonic()
-        )
+        request = msgspec.structs.replace(request, step=self.step_number, time=time.monotonic())
         # Queued first: what is asked or aborted while somebody holds the engine at this
         # boundary must find the request.
         self.scheduler.add_request(Request(request, self._hasher))

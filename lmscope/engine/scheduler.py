@@ -286,9 +286,7 @@ class Scheduler:
             - request.num_output_placeholders
         )
         if num_drafts > 0:
-            step.spec_decode_tokens[request.request_id] = tuple(
-                request.spec_token_ids[:num_drafts]
-            )
+            step.spec_decode_tokens[request.request_id] = tuple(request.spec_token_ids[:num_drafts])
         request.spec_token_ids = []
 
     def _schedule_waiting(self, step: _Step, now: float) -> None:
@@ -329,9 +327,7 @@ class Scheduler:
             budget_left = step.token_budget
             step.grant(request, num_tokens, manager.get_block_ids(request.request_id))
             step.decide(
-                _granted(
-                    request, wanted, num_tokens, budget_left, num_hits, is_resumed=not is_new
-                ),
+                _granted(request, wanted, num_tokens, budget_left, num_hits, is_resumed=not is_new),
                 request,
             )
 
@@ -431,8 +427,7 @@ class Scheduler:
                     if r.request_id not in self._scheduled_before
                 },
                 new_block_ids=tuple(
-                    (blocks,) if (blocks := step.new_blocks[r.request_id]) else None
-                    for r in known
+                    (blocks,) if (blocks := step.new_blocks[r.request_id]) else None for r in known
                 ),
                 num_computed_tokens=tuple(r.num_computed_tokens for r in known),
                 num_output_tokens=tuple(
@@ -631,8 +626,13 @@ class _SpecStats:
     def result(self) -> SpecDecodingStats | None:
         if not self._counts[0]:
             return None
+        num_drafts, num_draft_tokens, num_accepted_tokens = self._counts
         return SpecDecodingStats(
-            len(self._per_position), *self._counts, tuple(self._per_position)
+            num_spec_tokens=len(self._per_position),
+            num_drafts=num_drafts,
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
+            num_accepted_tokens_per_pos=tuple(self._per_position),
         )
 
 

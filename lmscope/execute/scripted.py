@@ -39,7 +39,7 @@ class ScriptedExecutor:
         for row, request_id in enumerate(cached.req_ids):
             known[request_id] = (cached.num_computed_tokens[row], cached.num_output_tokens[row])
 
-        sampled = []
+        sampled: list[tuple[int, ...]] = []
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             computed, position = known[request_id]
             num_known = self._num_prompt_tokens[request_id] + position

@@ -34,9 +34,7 @@ class SchedulerAdapter:
     def __init__(self, config: dict[str, Any]) -> None:
         speculative = config.get("speculative") or {}
         self.eos_token_id = config["eos_token_id"]
-        self.hasher = (
-            BlockHasher(config["block_size"]) if config["enable_prefix_caching"] else None
-        )
+        self.hasher = BlockHasher(config["block_size"]) if config["enable_prefix_caching"] else None
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=config["block_size"],
@@ -133,9 +131,11 @@ class SchedulerAdapter:
         expected: tuple[str, int] | None = None
         for event in events:
             if isinstance(event, BlockStored):
-                name = self.hash_numbers[event.parent_block_hash] if (
-                    event.parent_block_hash is not None
-                ) else None
+                name = (
+                    self.hash_numbers[event.parent_block_hash]
+                    if (event.parent_block_hash is not None)
+                    else None
+                )
                 number = self.hash_numbers[event.block_hash]
                 if expected == (event.request_id, event.index):
                     self.kv_events[-1][1].append(number)

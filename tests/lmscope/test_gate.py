@@ -57,9 +57,10 @@ def test_nothing_to_run_is_said_at_once(llm):
     with pytest.raises(NothingToRun, match="submit"):
         llm.gate.step()
     llm.submit("abc", SamplingParams(max_tokens=1))
+    assert llm.gate.step(ModelRunnerOutput).step == 1
+    assert llm.gate.step(ModelRunnerOutput).step == 2  # reports the end, runs nothing
     with pytest.raises(NothingToRun):
-        for _ in range(100):
-            llm.gate.step(ModelRunnerOutput)
+        llm.gate.step(ModelRunnerOutput)
 
 
 def test_waiting_behind_ones_own_closed_gate_raises(llm):
@@ -189,7 +190,8 @@ def test_tokens_are_the_same_with_a_stop_at_every_boundary():
     def run(stops):
         with LLM("s", execute="scripted", script=script, block_size=4, num_kv_blocks=9) as llm:
             outputs = []
-            llm.tap.on(SchedulerOutput, lambda b: outputs.append((b.num_scheduled_tokens, b.decisions)))
+            keep = lambda b: outputs.append((b.num_scheduled_tokens, b.decisions))  # noqa: E731
+            llm.tap.on(SchedulerOutput, keep)
             llm.gate.pause()
             streams = [llm.submit("abcdefg", SamplingParams(max_tokens=12)) for _ in range(3)]
             # all three have arrived before the first step, with stops and without

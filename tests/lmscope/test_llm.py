@@ -88,7 +88,7 @@ def test_structs_cross_in_the_documented_order(llm):
     wait_idle(llm)
 
     step = ["SchedulerOutput", "ModelRunnerOutput", "EngineCoreOutputs"]
-    assert kinds == ["EngineCoreRequest", *(step + ["RequestOutput"]) * 2, *step]
+    assert kinds == ["EngineCoreRequest", *[*step, "RequestOutput"] * 2, *step]
 
 
 def test_the_tapped_output_is_a_delta_whatever_the_caller_gets(llm):

@@ -73,5 +73,6 @@ def test_a_follower_of_a_fresh_engine_starts_with_all_blocks_free():
 
 
 def test_every_struct_survives_its_encoding():
-    for boundary in (SchedulerOutput(step=3), ModelRunnerOutput(req_ids=("a",)), EngineCoreOutputs()):
+    structs = (SchedulerOutput(step=3), ModelRunnerOutput(req_ids=("a",)), EngineCoreOutputs())
+    for boundary in structs:
         assert decode(encode(boundary)) == boundary
