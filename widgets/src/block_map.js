@@ -3,11 +3,12 @@
  * The pool as a map: every block keeps its place, and only blocks that changed are drawn again.
  */
 import { drawBin, drawBlock } from "./block_cells.js";
+import { describeBin, describeBlock, namesOfSlots } from "./block_describe.js";
 import { blocksOf, boxOf, itemAt, itemOf, layoutBlocks, zoomBlocks } from "./block_layout.js";
 import { readout, summary } from "./block_words.js";
 import { h, listen, setAttribute } from "./core/dom.js";
 import { prepare } from "./core/draw.js";
-import { EVICTED, HIT, IN_USE, KEPT, WRITTEN } from "./core/picture.js";
+import { IN_USE } from "./core/picture.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/link.js").Link} Link */
@@ -82,7 +83,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
     } else drawn = drawSome(picture, layout, look);
     drawnCursor = cursor;
     setAttribute(canvas, "aria-label", `step ${picture.step}: ${summary(picture)}`);
-    readout(line, picture, cursor, link);
+    readout(line, picture, pointed(layout), link);
     return drawn;
   }
 
@@ -135,12 +136,23 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
     if (!context) return;
     const box = boxOf(on, item);
     if (on.level === "bin") {
-      drawBin(context, box, binOf(shown, on, theme, item, link.lit, cursor), theme);
+      drawBin(context, box, describeBin(shown, on, theme, item, link.lit, cursor), theme);
       return;
     }
     const [block] = blocksOf(on, item);
-    const described = describe(shown, block, theme, link.lit, slots);
+    const described = describeBlock(shown, block, theme, link.lit, slots);
     drawBlock(context, box, { ...described, isCursor: block === cursor }, theme, on.level);
+  }
+
+  /**
+   * The blocks in the cell under the cursor.
+   * @param {Layout} on
+   */
+  function pointed(on) {
+    const item = cursor === null ? null : itemOf(on, cursor);
+    if (item === null) return [];
+    const [from, to] = blocksOf(on, item);
+    return Array.from({ length: to - from }, (_, k) => from + k);
   }
 
   /** @param {number | null} block */
@@ -242,96 +254,4 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
       line.remove();
     },
   };
-}
-
-/**
- * What the map draws for one block.
- * @param {Picture} picture
- * @param {number} block
- * @param {Theme} theme
- * @param {string | null} lit
- * @param {Map<number, string>} slots
- * @returns {import("./block_cells.js").Block}
- */
-export function describe(picture, block, theme, lit, slots) {
-  const bits = picture.state[block];
-  const state = bits & 0xf;
-  const cell = picture.cells.get(block);
-  const names = picture.ownersOf(block);
-  const slot = picture.slot[block];
-  const { colours } = theme;
-  const ownerOf = (/** @type {string} */ id, /** @type {number} */ fallback) =>
-    colours.owner(picture.rows.get(id)?.slot ?? fallback, id === lit ? id : undefined);
-  const isOwned = state === IN_USE || state === KEPT;
-  const owners = !isOwned
-    ? []
-    : state === IN_USE && names.length
-      ? names.map((id, k) => ownerOf(id, k === 0 ? slot : 254))
-      : [colours.owner(slot, names[0] !== undefined && names[0] === lit ? lit : undefined)];
-  const name = names[0] ?? (isOwned ? slots.get(slot) : undefined) ?? "";
-  const place = picture.next.indexOf(block);
-  return {
-    ...{ id: block, state, owners, name, ref: picture.ref[block], fill: picture.fill[block] },
-    size: picture.info?.block_size ?? 1,
-    writtenFrom: bits & WRITTEN ? picture.writtenFrom[block] : null,
-    text: isOwned ? (cell?.[2] ?? "") : "",
-    ...{ isHit: (bits & HIT) !== 0, isEvicted: (bits & EVICTED) !== 0, was: cell?.[4] ?? "" },
-    queue: place >= 0 && place < 3 ? place + 1 : 0,
-    isDim:
-      lit !== null &&
-      block !== 0 &&
-      !names.includes(lit) &&
-      cell?.[4] !== lit &&
-      !(cell === undefined && name === lit),
-    isCursor: false,
-  };
-}
-
-/**
- * @param {Picture} picture
- * @param {Layout} layout
- * @param {Theme} theme
- * @param {number} item
- * @param {string | null} lit
- * @param {number | null} cursor
- */
-function binOf(picture, layout, theme, item, lit, cursor) {
-  const [from, to] = blocksOf(layout, item);
-  const litSlot = lit === null ? -1 : (picture.rows.get(lit)?.slot ?? -1);
-  const bySlot = new Map();
-  const bin = { total: to - from, used: 0, kept: 0, hits: 0, evicted: 0, lit: 0 };
-  for (let block = from; block < to; block++) {
-    const bits = picture.state[block];
-    const state = bits & 0xf;
-    if (state === IN_USE) bin.used++;
-    if (state === KEPT) bin.kept++;
-    if (bits & HIT) bin.hits++;
-    if (bits & EVICTED) bin.evicted++;
-    if (state !== IN_USE && state !== KEPT) continue;
-    const slot = picture.slot[block];
-    if (slot === litSlot) bin.lit++;
-    bySlot.set(slot, (bySlot.get(slot) ?? 0) + 1);
-  }
-  let most = null;
-  for (const [slot, count] of bySlot) if (most === null || count > bySlot.get(most)) most = slot;
-  return {
-    ...bin,
-    owner: most === null ? null : theme.colours.owner(most),
-    isDim: lit !== null && bin.lit === 0,
-    isCursor: cursor !== null && cursor >= from && cursor < to,
-  };
-}
-
-/**
- * Which request has a slot now, for pools too large for words.
- * @param {Picture} picture
- * @returns {Map<number, string>}
- */
-function namesOfSlots(picture) {
-  const names = new Map();
-  for (const row of picture.rows.values()) {
-    if (row.slot < 254 && !(row.state === "finished" && names.has(row.slot)))
-      names.set(row.slot, row.id);
-  }
-  return names;
 }

@@ -34,11 +34,16 @@ export function summary(picture) {
  * The fixed line under the map: the block pointed at, else the lit request, else a hint.
  * @param {HTMLElement} line
  * @param {Picture} picture
- * @param {number | null} block
+ * @param {number[]} blocks  those in the cell pointed at, none when there is none
  * @param {Link} link
  */
-export function readout(line, picture, block, link) {
-  const parts = block === null ? requestLine(picture, link.lit) : blockLine(picture, block);
+export function readout(line, picture, blocks, link) {
+  const parts =
+    blocks.length === 0
+      ? requestLine(picture, link.lit)
+      : blocks.length === 1
+        ? blockLine(picture, blocks[0])
+        : binLine(picture, blocks);
   const key = parts.map((part) => part.join("")).join("\n");
   if (line.dataset.key === key) return;
   line.dataset.key = key;
@@ -74,6 +79,22 @@ function blockLine(picture, block) {
     [`block ${block}`],
     [`${stateWords(picture, block)}${text}`],
     [more.filter(Boolean).join(" · ")],
+  ];
+}
+
+/**
+ * @param {Picture} picture
+ * @param {number[]} blocks
+ * @returns {[string[], string[], string[]]}
+ */
+function binLine(picture, blocks) {
+  const of = (/** @type {number} */ state) =>
+    blocks.filter((block) => (picture.state[block] & 0xf) === state).length;
+  const states = `${of(IN_USE)} in use, ${of(KEPT)} kept, ${of(EMPTY)} empty`;
+  return [
+    [`blocks ${count(blocks[0])} to ${count(blocks[blocks.length - 1])}`],
+    [states],
+    ["pinch, or click and turn the wheel, to see single blocks; double click for all"],
   ];
 }
 

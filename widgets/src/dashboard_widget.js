@@ -3,8 +3,9 @@
  * The dashboard as an anywidget: frames come as messages, acknowledgements and commands go back.
  */
 import { createCommands, createLiveControls } from "./commands.js";
+import { columnsFromBuffers } from "./core/columns.js";
 import { History } from "./core/history.js";
-import { columnsFromBuffers, Picture } from "./core/picture.js";
+import { Picture } from "./core/picture.js";
 import { createDashboard } from "./dashboard.js";
 
 /** @typedef {import("./core/picture.js").Frame} Frame */

@@ -46,7 +46,8 @@ export function planTimeline({ history, cursor, width, textSize, budget, isNarro
   const scale = textSize / 12;
   const left = Math.round((isNarrow ? 70 : 96) * scale);
   const room = Math.max(20, width - left - (isNarrow ? 4 : 8));
-  const wanted = isLive ? capacity(history.length) : Math.max(1, history.length);
+  const least = Math.max(1, Math.floor(room / WIDEST_COLUMN));
+  const wanted = isLive ? capacity(history.length) : Math.max(least, history.length);
   const perColumn = Math.max(1, Math.ceil((wanted * NARROWEST_COLUMN) / room));
   const columns = Math.ceil(wanted / perColumn);
   const { shown, hiddenLanes } = pickLanes(history, cursor);

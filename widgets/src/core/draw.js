@@ -212,3 +212,20 @@ export function triangle(context, x, y, radius, colour) {
   context.closePath();
   context.fill();
 }
+
+/**
+ * A hairline from left to right.
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} from
+ * @param {number} y
+ * @param {number} to
+ * @param {string} colour
+ */
+export function line(context, from, y, to, colour) {
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.beginPath();
+  context.moveTo(from, y + 0.5);
+  context.lineTo(to, y + 0.5);
+  context.stroke();
+}

@@ -169,6 +169,7 @@ export class History {
     const add = (/** @type {string} */ name, /** @type {unknown} */ is) => {
       if (is) this.occurred.add(name);
     };
+    add("null", picture.numBlocks);
     add("in_use", stat.used);
     add("shared", stat.shared);
     add("kept", stat.kept);

@@ -43,6 +43,8 @@ export const NO_SLOT = 255;
 
 const DARK_TEXT = "#15181C";
 const LIGHT_TEXT = "#FFFFFF";
+/** Least contrast of text, as WCAG asks for. */
+const READABLE = 4.5;
 /** How far the second eight are shifted where stripes would be noise. */
 const SMALL_SHIFT = 0.42;
 
@@ -63,14 +65,14 @@ export function makeColours(name, host = {}) {
     background,
     ink,
     raised: host.background ? mix(background, ink, 0.045) : roles.raised,
-    soft: roles.ink_soft,
+    soft: readable(roles.ink_soft, background, ink),
     line: roles.line,
     lineSoft: roles.line_soft,
     focus: roles.focus,
     trouble: roles.trouble,
-    troubleText: roles.trouble_text,
+    troubleText: readable(roles.trouble_text, background, ink),
     troubleTint: roles.trouble_tint,
-    good: roles.good,
+    good: readable(roles.good, background, ink),
     work: palette.work[name],
     owner(slot, ownHueOf) {
       const key = `${slot} ${ownHueOf ?? ""}`;
@@ -110,12 +112,42 @@ function makeOwner(name, background, ink, slot, ownHueOf) {
   const shifted = mix(hue, name === "dark" ? LIGHT_TEXT : DARK_TEXT, SMALL_SHIFT);
   return {
     hue,
-    tint: mix(background, hue, owners.tint[name]),
+    tint: tintUnder(ink, background, hue, owners.tint[name]),
     edge: contrast(hue, background) < owners.edge_below ? mix(hue, ink, owners.edge_mix) : hue,
     small: ring === 0 ? hue : ring === 1 ? shifted : owners.neutral[name],
     onHue: textOn(hue),
     pattern: ring === 0 ? "solid" : ring === 1 ? "stripes" : "dots",
   };
+}
+
+/**
+ * The hue laid over the background, as much of it as leaves the ink on it readable. On our own
+ * backgrounds that is all of `share`; a host's may be nearer to its ink.
+ * @param {string} ink
+ * @param {string} background
+ * @param {string} hue
+ * @param {number} share
+ */
+function tintUnder(ink, background, hue, share) {
+  for (let part = share; part > 0.1; part -= 0.02) {
+    const tint = mix(background, hue, part);
+    if (contrast(ink, tint) >= READABLE) return tint;
+  }
+  return mix(background, hue, 0.1);
+}
+
+/**
+ * `colour`, moved towards the ink until it reads on `background`.
+ * @param {string} colour
+ * @param {string} background
+ * @param {string} ink
+ */
+function readable(colour, background, ink) {
+  for (let part = 0; part < 1; part += 0.1) {
+    const text = part === 0 ? colour : mix(colour, ink, part);
+    if (contrast(text, background) >= READABLE) return text;
+  }
+  return ink;
 }
 
 /** @param {string} text */

@@ -2,8 +2,9 @@
 /**
  * A recorded run: any of its pictures, from full frames and the deltas after them.
  */
+import { columnsFromLists } from "./columns.js";
 import { History } from "./history.js";
-import { columnsFromLists, Picture } from "./picture.js";
+import { Picture } from "./picture.js";
 
 /** @typedef {import("./picture.js").Frame} Frame */
 

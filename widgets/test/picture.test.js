@@ -1,0 +1,142 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { columnsFromBuffers, columnsFromLists } from "../src/core/columns.js";
+import { Picture } from "../src/core/picture.js";
+import {
+  buffers,
+  columns,
+  delta,
+  EMPTY_BLOCK,
+  full,
+  NULL_BLOCK,
+  pictureOf,
+  randomRun,
+  row,
+} from "./frames.js";
+
+function contents(picture) {
+  const { step, stat, next, rows, cells, slot, state, ref, fill, info } = picture;
+  return {
+    ...{ step, stat, next, info, rows: [...rows.values()].sort((a, b) => (a.id < b.id ? -1 : 1)) },
+    cells: [...cells.values()].sort((a, b) => a[0] - b[0]),
+    columns: [slot, state, ref, fill].map((column) => [...column]),
+  };
+}
+
+test("deltas lead to the same picture as the full frame, in many runs by chance", () => {
+  for (let seed = 1; seed <= 50; seed++) {
+    const { fulls, deltas } = randomRun(seed);
+    const folded = new Picture();
+    deltas.forEach((frame, k) => {
+      assert.equal(folded.apply(frame, columns(frame)), "applied");
+      assert.deepEqual(
+        contents(folded),
+        contents(pictureOf({ ...fulls[k], seq: 0 })),
+        `seed ${seed}, step ${k}`,
+      );
+    });
+  }
+});
+
+test("a missing frame is a gap and changes nothing, a full frame mends it", () => {
+  const { fulls, deltas } = randomRun(3);
+  const picture = pictureOf(deltas[0], deltas[1]);
+  const before = contents(picture);
+  assert.equal(picture.apply(deltas[3], columns(deltas[3])), "gap");
+  assert.deepEqual(contents(picture), before);
+  assert.equal(picture.apply(fulls[3], columns(fulls[3])), "applied");
+  assert.equal(picture.apply(deltas[4], columns(deltas[4])), "applied");
+  assert.deepEqual(contents(picture), contents(pictureOf({ ...fulls[4], seq: 0 })));
+});
+
+test("frames of an older epoch and frames seen before are dropped", () => {
+  const picture = pictureOf(full([NULL_BLOCK, EMPTY_BLOCK], { epoch: 2, seq: 5 }));
+  assert.equal(
+    picture.apply(full([NULL_BLOCK], { epoch: 1, seq: 9 }), columns(full([NULL_BLOCK]))),
+    "old",
+  );
+  assert.equal(picture.apply(delta([], { epoch: 2, seq: 5 }), columns(delta([]))), "old");
+  assert.equal(picture.numBlocks, 2);
+});
+
+test("a delta of a new epoch needs a full frame first", () => {
+  const picture = pictureOf(full([NULL_BLOCK]));
+  assert.equal(picture.apply(delta([], { epoch: 2, seq: 1 }), columns(delta([]))), "gap");
+});
+
+test("buffers at odd places read as the lists do", () => {
+  const frame = delta([
+    [1, 7, 0x41, 2, 3],
+    [300, 1, 2, 0, 4],
+  ]);
+  assert.deepEqual(columnsFromBuffers(frame, buffers(frame)), columnsFromLists(frame));
+  const whole = full([NULL_BLOCK, [3, 1, 1, 4]]);
+  assert.deepEqual(columnsFromBuffers(whole, buffers(whole)).fill, Uint8Array.of(0, 4));
+});
+
+test("frames that contradict themselves are refused", () => {
+  const whole = full([NULL_BLOCK, EMPTY_BLOCK]);
+  const picture = pictureOf(whole);
+  assert.throws(() => columnsFromBuffers(whole, buffers(whole).slice(1)), /carries 4 buffers/);
+  const short = { ...columns(whole), fill: Uint8Array.of(0) };
+  assert.throws(() => picture.apply({ ...whole, seq: 1 }, short), /column fill has 1 entries/);
+  const outside = delta([[9, 0, 1, 1, 1]]);
+  assert.throws(() => picture.apply(outside, columns(outside)), /block 9, the pool has 2/);
+  assert.throws(() => picture.apply({ ...whole, v: 2 }, columns(whole)), /version 2/);
+});
+
+test("a block that goes on was written from its old fill, a new one from its start", () => {
+  const picture = pictureOf(
+    full([NULL_BLOCK, [0, 1, 1, 2], [1, 2, 0, 4], EMPTY_BLOCK]),
+    delta([
+      [1, 0, 0x41, 1, 3],
+      [2, 0, 0x61, 1, 1],
+      [3, 0, 0x41, 1, 2],
+    ]),
+  );
+  assert.deepEqual([...picture.writtenFrom], [0, 2, 0, 0]);
+});
+
+test("a full frame that follows keeps what was written in the step", () => {
+  const picture = pictureOf(
+    full([NULL_BLOCK, [0, 1, 1, 2]]),
+    full([NULL_BLOCK, [0, 0x41, 1, 3]], { seq: 1, step: 1 }),
+  );
+  assert.equal(picture.writtenFrom[1], 2);
+});
+
+test("text is appended, at most 4,000 characters are kept, and none is cut in half", () => {
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a", { text: "x" })] }));
+  const more = delta([], { rows: [{ id: "a", add: "yz" }] });
+  picture.apply(more, columns(more));
+  assert.equal(picture.rows.get("a").text, "xyz");
+  const long = delta([], { seq: 2, rows: [{ id: "a", add: "\u{1f600}".repeat(2000) + "z" }] });
+  picture.apply(long, columns(long));
+  const { text } = picture.rows.get("a");
+  assert.equal(text.length, 3999);
+  assert.equal(text.codePointAt(0), 0x1f600);
+});
+
+test("changes name the blocks of a delta and those that were or are next", () => {
+  const picture = pictureOf(
+    full([NULL_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK], { next: [1, 2] }),
+  );
+  assert.equal(picture.takeChanges().all, true);
+  const frame = delta([[3, 0, 1, 1, 1]], { next: [2], rows: [row("a")] });
+  picture.apply(frame, columns(frame));
+  const changes = picture.takeChanges();
+  assert.deepEqual([...changes.blocks].sort(), [1, 2, 3]);
+  assert.deepEqual([...changes.rows], ["a"]);
+  assert.equal(changes.list, true);
+  assert.equal(picture.takeChanges().blocks.size, 0);
+});
+
+test("a block that became empty loses its words", () => {
+  const picture = pictureOf(
+    full([NULL_BLOCK, [0, 1, 1, 4]], { cells: [[1, ["a"], "hello", null, null, null]] }),
+  );
+  const frame = delta([[1, 255, 0, 0, 0]]);
+  picture.apply(frame, columns(frame));
+  assert.deepEqual(picture.ownersOf(1), []);
+  assert.equal(picture.cells.size, 0);
+});
