@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from lmscope.boundary import EngineCoreRequest
 from lmscope.frontend.tokenizer import REPLACEMENT, TokenizerAdapter
 
 __all__ = ["IncrementalDetokenizer", "TextStream", "check_stop_strings"]
-
-logger = logging.getLogger(__name__)
 
 # How much of a prompt's end is decoded to give its continuation a context, in tokens.
 _SHORTEST_TAIL = 4
@@ -197,9 +194,11 @@ class TextStream:
         self._prime(prompt_token_ids)
 
     def step(self, token_id: int) -> str:
-        """The text that `token_id` completes; "" while a character is not whole."""
+        """The text that `token_id` completes; "" while a character is not whole.
+
+        Ids that no tokenizer has add nothing.
+        """
         if not 0 <= token_id < 2**32:
-            logger.warning("token id %d cannot be decoded and adds no text", token_id)
             return ""
         text = self._decode_next(token_id)
         if self._is_tight:
@@ -243,7 +242,6 @@ class TextStream:
         if not text.startswith(self._context_text):
             # Broken bytes can make a decoder rewrite text it has already given. That text
             # is with the user, so go on without it; what waits is lost.
-            logger.debug("decoding started anew at token %d", token_id)
             self._context, self._context_text, self._waiting = [], "", []
             self._prompt_text = ""
             return self._decode_next(token_id)

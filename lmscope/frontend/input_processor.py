@@ -311,7 +311,9 @@ def _checked_text(name: str, text: Any) -> str:
 
 
 def _checked_ids(token_ids: Any) -> tuple[int, ...]:
-    """Token ids as plain ints; numpy's integers and arrays are taken too."""
+    """Token ids as plain ints; arrays, tensors and numpy's integers are taken too."""
+    if hasattr(token_ids, "tolist"):
+        token_ids = token_ids.tolist()
     if isinstance(token_ids, str | bytes) or not hasattr(token_ids, "__iter__"):
         wrong_type("prompt", token_ids, _PROMPT_KINDS)
     return tuple(_plain_ids(token_ids))

@@ -8,6 +8,7 @@ only chat templates, and tokenizers that exist as Python code, need transformers
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,18 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from lmscope.checks import nearest
+
 __all__ = ["BYTE_LEVEL_ALPHABET", "REPLACEMENT", "Encoding", "TokenizerAdapter"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoding puts where bytes make no character."""
+
+logger = logging.getLogger(__name__)
+
+_CHAT_OPTIONS = (
+    "add_generation_prompt", "continue_final_message", "chat_template", "tools", "documents",
+)  # fmt: skip
 
 
 class Encoding(NamedTuple):
@@ -180,9 +189,18 @@ class TokenizerAdapter(abc.ABC):
 
         Rendered by transformers, in its sandbox and with its functions, so the text is the
         one its tokenizers produce. ValueError when there is no template, or when the
-        template refuses the messages.
+        template refuses the messages; TypeError for a variable that it does not use.
         """
         template = self._find_template(chat_template, tools)
+        for name in template_variables:
+            if name not in template:
+                raise TypeError(
+                    f"{name} is no option of a chat and no variable of this template; "
+                    f"{nearest(name, _CHAT_OPTIONS)}"
+                )
+        for name, value in (("tools", tools), ("documents", documents)):
+            if value is not None and name not in template:
+                logger.warning("the chat template does not use %s, so they have no effect", name)
         if continue_final_message and add_generation_prompt:
             raise ValueError(
                 "continue_final_message and add_generation_prompt are both set; pass "

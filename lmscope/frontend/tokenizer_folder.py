@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from lmscope.frontend.tokenizer import TokenizerAdapter
 
@@ -44,10 +44,10 @@ def read_folder(folder: Path) -> TokenizerAdapter | None:
     added = backend.get_added_tokens_decoder()
     if "added_tokens_decoder" in config:
         listed = {
-            int(token_id): (token["content"], token.get("special", False))
+            int(token_id): repr(AddedToken(**token))
             for token_id, token in config["added_tokens_decoder"].items()
         }
-        if listed != {token_id: (t.content, t.special) for token_id, t in added.items()}:
+        if listed != {token_id: repr(token) for token_id, token in added.items()}:
             return None
     else:
         if (folder / "added_tokens.json").exists():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import ByT5Tokenizer
@@ -76,6 +77,7 @@ def with_bos() -> TokenizerAdapter:
         (72, 105),
         np.array([72, 105]),
         [np.int64(72), 105],
+        torch.tensor([72, 105]),
         {"prompt_token_ids": [72, 105]},
         {"prompt_token_ids": [72, 105], "prompt": "Hi", "cache_salt": None},
     ],
@@ -251,6 +253,8 @@ def test_t1_two_bos_tokens_are_warned_of(caplog: pytest.LogCaptureFixture):
         (b"Hi", TypeError, "prompt is b'Hi'"),
         (["Hi", "you"], TypeError, "'Hi' at position 0.*several prompts"),
         ([[1, 2], [3]], TypeError, "at position 0.*several prompts"),
+        (np.array([[1, 2]]), TypeError, "at position 0.*several prompts"),
+        (np.array(5), TypeError, "prompt is 5; it takes a text"),
         ([1, True], TypeError, "True at position 1"),
         ([1, 2.0], TypeError, "2.0 at position 1"),
         ("a\ud800b", ValueError, r"prompt has half a surrogate pair at position 1"),

@@ -281,6 +281,14 @@ def list_one_more(folder: Path) -> None:
     path.write_text(json.dumps(config))
 
 
+def list_other_flags(folder: Path) -> None:
+    old_style(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["added_tokens_decoder"]["263"]["lstrip"] = True
+    path.write_text(json.dumps(config))
+
+
 def map_specials(folder: Path) -> None:
     tokens = {"eos_token": {"content": "<BOS>"}, "pad_token": "<END>"}
     (folder / "special_tokens_map.json").write_text(json.dumps(tokens))
@@ -291,6 +299,7 @@ def map_specials(folder: Path) -> None:
     [
         old_style,
         list_one_more,
+        list_other_flags,
         map_specials,
         change_config(pad_token="<PAD>"),
         change_config(eos_token="<note>"),
@@ -438,6 +447,24 @@ def test_a_template_that_refuses_is_quoted():
 
     with pytest.raises(ValueError, match="refuses these messages: roles must alternate"):
         adapter.apply_chat_template(MESSAGES)
+
+
+def test_an_option_that_nothing_uses_is_refused():
+    adapter = byte_tokenizer(chat_template=TEMPLATE + "{{ enable_thinking }}")
+
+    assert adapter.apply_chat_template(MESSAGES, enable_thinking=False).endswith("False")
+    with pytest.raises(TypeError, match=r"add_generation_promt is no .*add_generation_prompt"):
+        adapter.apply_chat_template(MESSAGES, add_generation_promt=True)
+
+
+@pytest.mark.parametrize("options", [{"tools": [{"name": "x"}]}, {"documents": [{"title": "x"}]}])
+def test_tools_and_documents_that_have_no_effect_are_warned_of(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    adapter = byte_tokenizer(chat_template=TEMPLATE)
+
+    assert adapter.apply_chat_template(MESSAGES, **options) == adapter.apply_chat_template(MESSAGES)
+    assert f"does not use {next(iter(options))}" in caplog.text
 
 
 def test_continuing_and_prompting_together_is_refused():
