@@ -27,14 +27,10 @@ MAX_INTEGER = 2**63 - 1
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """What to say of an unknown name: the nearest known one, or all where none is near."""
-    # Half a name is nearer than one of like letters: `temp` is `temperature`.
-    beginnings = [
-        other
-        for other in known
-        if len(other) > 2 and (name.startswith(other) or other.startswith(name))
-    ]
-    close = difflib.get_close_matches(name, beginnings or known, n=1, cutoff=0.4)
-    return f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
+    best = max(known, key=lambda other: _likeness(name, other))
+    if _likeness(name, best) < 0.4:
+        return f"it takes {', '.join(known)}"
+    return f"did you mean {best}?"
 
 
 def shown(value: object) -> str:
@@ -110,6 +106,13 @@ def as_token_id(name: str, item: object) -> int:
         if 0 <= token_id <= MAX_INTEGER:
             return token_id
     raise ValueError(f"{name} holds {shown(item)}; it takes token ids, integers from 0")
+
+
+def _likeness(name: str, other: str) -> float:
+    """How alike two names are, 0 to 1; the beginning of a name, such as `temp`, is much alike."""
+    ratio = difflib.SequenceMatcher(None, name, other).ratio()
+    is_beginning = len(other) > 2 and (name.startswith(other) or other.startswith(name))
+    return max(ratio, 0.7) if is_beginning else ratio
 
 
 def _items(name: str, value: Any) -> Iterable[object]:
