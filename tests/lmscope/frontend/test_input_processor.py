@@ -345,7 +345,11 @@ def test_a_tokenizer_without_offsets_is_asked_to_decode():
     assert request.prompt_offsets == (1, 1, 2, 2)
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1, max_size=15))
+# Without "<", since "<note>" as a text is one token.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\ufffd<")
+
+
+@given(st.text(CHARACTERS, min_size=1, max_size=15))
 def test_text_and_ids_give_the_same_ends(text: str):
     from_text = process(text)
     from_ids = process(list(text.encode()), want_text=True)
