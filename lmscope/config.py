@@ -200,7 +200,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool
     engine: str
     execute: str
-    threads: int | None
+    threads: int
     kv_block_bytes: int
     kv_formula: str = ""
 
@@ -224,7 +224,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(
             (
                 f"LLM {self.model}  ({self.execute}, {self.device}, {self.dtype}, "
-                f"seed {self.seed}, threads {self.threads or 'as torch has them'})",
+                f"seed {self.seed}, {self.threads} {'thread' if self.threads == 1 else 'threads'})",
                 f"  KV cache   {kv_cache}",
                 f"  limits     {self.max_model_len} tokens a request, {self.max_num_seqs} "
                 f"requests and {self.max_num_batched_tokens} tokens a step",
@@ -295,7 +295,8 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         async_scheduling=options.async_scheduling,
         engine=options.engine,
         execute=options.execute,
-        threads=options.threads,
+        # A second thread gains little at small batches, and the notebook needs a core.
+        threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
         kv_block_bytes=facts.kv_block_bytes,
         kv_formula=facts.kv_formula,
     )

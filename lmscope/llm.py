@@ -523,7 +523,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
 
     return _Weights(
         path=loaded.path,
-        tokenizer=loaded.tokenizer,
+        tokenizer=None if loaded.tokenizer is None else _adapt(loaded.tokenizer),
         vocab_size=loaded.vocab_size,
         eos_token_id=loaded.eos_token_id,
         generation_eos_ids=tuple(loaded.eos_token_ids),
@@ -586,7 +586,7 @@ def _set_threads(config: EngineConfig) -> None:
         return
     import torch
 
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 2) - 1))
+    torch.set_num_threads(config.threads)
 
 
 def _free_memory_bytes() -> int:
@@ -634,15 +634,18 @@ def _progress(streams: Sequence[Stream], use_tqdm: bool) -> Iterator[Callable[[]
         return
     from tqdm.auto import tqdm
 
-    start = time.monotonic()
+    start = last = time.monotonic()
     with tqdm(total=len(streams), desc="Processed prompts", unit="prompt") as bar:
 
         def update() -> None:
+            nonlocal last
             finished = sum(stream.finished for stream in streams)
             num_tokens = sum(len(stream.token_ids) for stream in streams)
             rate = num_tokens / max(time.monotonic() - start, 1e-9)
             bar.set_postfix_str(f"{num_tokens} tokens, {rate:.1f} tokens/s", refresh=False)
             bar.update(finished - bar.n)
-            bar.refresh()
+            if time.monotonic() - last > 0.5:
+                last = time.monotonic()
+                bar.refresh()
 
         yield update
