@@ -252,6 +252,8 @@ class ModelRunnerOutput(
     logprobs: tuple[LogprobsLists | None, ...] | None = None
     # only in the step in which a prompt's log probabilities are complete
     prompt_logprobs_dict: Mapping[str, LogprobsLists] = {}
+    # by request, why its token means nothing (logits that are NaN): it ends with "error"
+    errors: Mapping[str, str] = {}
 
     @property
     def req_id_to_index(self) -> dict[str, int]:

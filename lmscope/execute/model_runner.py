@@ -1,0 +1,321 @@
+"""ModelRunner: turns a SchedulerOutput into one forward of the model and sampled tokens.
+
+It knows only what the scheduler told it, as differences, step by step. Prefill and decode
+are not told apart: each request brings some tokens, all of them form one flat row, and the
+module runs once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmscope.boundary import LogprobsLists, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from lmscope.execute.input_batch import CachedRequestState, InputBatch, PreparedInputs
+from lmscope.execute.prompt_logprobs import PromptLogprobs
+from lmscope.execute.random_draws import derived_seed
+from lmscope.execute.sampler import Sampler
+from lmscope.execute.sampling_row import SamplingRow
+from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.loader import LoadedModel
+
+__all__ = ["ModelRunner"]
+
+
+class _PromptRows(NamedTuple):
+    """Rows of logits that belong to a prompt: what follows position `first` and on."""
+
+    request: CachedRequestState
+    first: int
+    num_rows: int
+
+
+class _ExecuteModelState(NamedTuple):
+    """What execute_model leaves for sample_tokens.
+
+    rows           rows of the batch that sample a token
+    logits         [sampled rows + prompt rows, V], first those of `rows`, in their order
+    prompt_rows    whom the others belong to, in their order
+    """
+
+    step: int
+    rows: list[int]
+    logits: Tensor
+    prompt_rows: list[_PromptRows]
+
+
+class ModelRunner:
+    """Owns the keys and values, the rows of the batch and the sampler of one engine.
+
+    num_blocks       block 0 included
+    max_model_len    most tokens of a request; the model's own limit unless given
+    seed             of requests without a seed of their own
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        seed: int = 0,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.block_size = block_size
+        self.kv_cache = KVCache.allocate(
+            loaded.num_layers,
+            num_blocks,
+            block_size,
+            loaded.num_kv_heads,
+            loaded.head_size,
+            loaded.dtype,
+            loaded.device,
+        )
+        self.requests: dict[str, CachedRequestState] = {}
+        self.input_batch = InputBatch(
+            max_num_seqs, max_model_len or loaded.max_model_len, block_size
+        )
+        self.sampler = Sampler(loaded.vocab_size)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._seed = seed
+        self._num_seen = 0
+        self._stop_ids = frozenset(loaded.eos_token_ids) | (
+            frozenset() if loaded.eos_token_id is None else {loaded.eos_token_id}
+        )
+        self._pending: _ExecuteModelState | None = None
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run the model; the tokens come from sample_tokens, which must be called next.
+
+        Returns an output without rows at once for a step without tokens.
+        """
+        if self._pending is not None:
+            raise RuntimeError(
+                f"step {self._pending.step} waits for sample_tokens, which must be called before "
+                f"step {scheduler_output.step} runs"
+            )
+        self._update_states(scheduler_output)
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        if num_tokens == 0:
+            return ModelRunnerOutput(step=scheduler_output.step, time=time.monotonic())
+        assert num_tokens <= self._max_num_batched_tokens
+
+        inputs = self.input_batch.prepare(scheduler_output.num_scheduled_tokens)
+        rows = np.flatnonzero(inputs.is_sampled)
+        indices = [inputs.query_start_loc[rows + 1] - 1]
+        prompt_rows = self._prompt_rows(inputs, indices)
+        self._pending = _ExecuteModelState(
+            step=scheduler_output.step,
+            rows=rows.tolist(),
+            logits=self._forward(inputs, np.concatenate(indices)),
+            prompt_rows=prompt_rows,
+        )
+        return None
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        """Sample a token for each row that is not in the middle of its prompt."""
+        if self._pending is None:
+            raise RuntimeError("sample_tokens needs an execute_model before it")
+        pending, self._pending = self._pending, None
+        batch = self.input_batch
+        requests = batch.requests
+        num_sampled = len(pending.rows)
+        done = num_sampled
+        for part in pending.prompt_rows:
+            assert part.request.prompt_logprobs is not None
+            part.request.prompt_logprobs.add(
+                part.first, pending.logits[done : done + part.num_rows]
+            )
+            done += part.num_rows
+
+        token_ids: list[tuple[int, ...]] = [()] * len(requests)
+        logprobs: list[LogprobsLists | None] = [None] * len(requests)
+        prompt_logprobs = {}
+        errors = {}
+        if num_sampled:
+            sampled = self.sampler.sample(
+                pending.logits[:num_sampled], [requests[row].sampling for row in pending.rows]
+            )
+            for index, (row, token_id) in enumerate(
+                zip(pending.rows, sampled.token_ids, strict=True)
+            ):
+                request = requests[row]
+                token_ids[row] = (token_id,)
+                logprobs[row] = sampled.logprobs[index]
+                batch.append_token(row, token_id)
+                if request.prompt_logprobs is not None:
+                    prompt_logprobs[request.req_id] = request.prompt_logprobs.result()
+                    request.prompt_logprobs = None
+            errors = {
+                requests[pending.rows[index]].req_id: message
+                for index, message in sampled.errors.items()
+            }
+        return ModelRunnerOutput(
+            step=pending.step,
+            time=time.monotonic(),
+            req_ids=batch.req_ids,
+            sampled_token_ids=tuple(token_ids),
+            logprobs=None if all(each is None for each in logprobs) else tuple(logprobs),
+            prompt_logprobs_dict=prompt_logprobs,
+            errors=errors,
+        )
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> None:
+        """Make the rows those of this step's requests, each with what it knows now."""
+        batch = self.input_batch
+        # Before new ones: an id may end and come again in the same step.
+        for request_id in scheduler_output.finished_req_ids:
+            self.requests.pop(request_id, None)
+            batch.remove_request(request_id)
+        cached = scheduler_output.scheduled_cached_reqs
+        resumed = frozenset(cached.resumed_req_ids)
+        scheduled = scheduler_output.num_scheduled_tokens
+        for request_id in list(batch.req_id_to_index):
+            if request_id not in scheduled or request_id in resumed:
+                batch.remove_request(request_id)
+
+        without_row = []
+        for new in scheduler_output.scheduled_new_reqs:
+            assert new.req_id not in self.requests, f"{new.req_id} is new a second time"
+            request = self.requests[new.req_id] = self._new_request(new)
+            without_row.append(request)
+        for index, request_id in enumerate(cached.req_ids):
+            request = self.requests[request_id]
+            request.num_computed_tokens = cached.num_computed_tokens[index]
+            groups = cached.new_block_ids[index]
+            block_ids = () if groups is None else groups[0]
+            if request_id in resumed:
+                request.block_ids.clear()
+            request.block_ids.extend(block_ids)
+            are_tokens_changed = self._take_tokens(
+                request, cached.all_token_ids.get(request_id), cached.num_output_tokens[index]
+            )
+            row = batch.req_id_to_index.get(request_id)
+            if row is None:
+                without_row.append(request)
+                continue
+            batch.num_computed_tokens[row] = request.num_computed_tokens
+            if block_ids:
+                batch.append_block_ids(row, block_ids)
+            if are_tokens_changed:
+                batch.set_tokens(row)
+        for request in without_row:
+            batch.add_request(request)
+        batch.condense()
+
+    def _new_request(self, new: NewRequestData) -> CachedRequestState:
+        params = new.sampling_params
+        seed = derived_seed(self._seed, self._num_seen) if params.seed is None else params.seed
+        self._num_seen += 1
+        output_token_ids: list[int] = []
+        return CachedRequestState(
+            sampling=SamplingRow(
+                request_id=new.req_id,
+                params=params,
+                prompt_token_ids=new.prompt_token_ids,
+                output_token_ids=output_token_ids,
+                seed=seed,
+                stop_ids=self._stop_ids.union(params.stop_token_ids),
+                bad_words_ids=_bad_words_ids(self.loaded.tokenizer, params.bad_words),
+            ),
+            output_token_ids=output_token_ids,
+            block_ids=list(new.block_ids[0]),
+            num_computed_tokens=new.num_computed_tokens,
+            prompt_logprobs=(
+                None
+                if params.prompt_logprobs is None
+                else PromptLogprobs(new.prompt_token_ids, params.prompt_logprobs)
+            ),
+        )
+
+    def _take_tokens(
+        self,
+        request: CachedRequestState,
+        all_token_ids: tuple[int, ...] | None,
+        num_output_tokens: int,
+    ) -> bool:
+        """Make the outputs those that the scheduler has; whether that changed anything.
+
+        Normally it does not: what was sampled here is known here. A scheduler may have
+        discarded the last of them, or hold ones that were given from outside.
+        """
+        output_token_ids = request.output_token_ids
+        if all_token_ids is not None:
+            outputs = all_token_ids[len(request.sampling.prompt_token_ids) :]
+            if tuple(output_token_ids) == outputs:
+                return False
+            output_token_ids[:] = outputs
+            return True
+        if num_output_tokens < len(output_token_ids):
+            del output_token_ids[num_output_tokens:]
+            return True
+        return False
+
+    def _prompt_rows(
+        self, inputs: PreparedInputs, indices: list[NDArray[np.int32]]
+    ) -> list[_PromptRows]:
+        """Whose prompts want log probabilities; appends the tokens that give them."""
+        prompt_rows = []
+        for row, request in enumerate(self.input_batch.requests):
+            if request.prompt_logprobs is None:
+                continue
+            start, end = inputs.query_start_loc[row : row + 2].tolist()
+            first = request.num_computed_tokens
+            num_rows = request.prompt_logprobs.num_rows(first, end - start)
+            if num_rows:
+                prompt_rows.append(_PromptRows(request, first, num_rows))
+                indices.append(np.arange(start, start + num_rows, dtype=np.int32))
+        return prompt_rows
+
+    def _forward(self, inputs: PreparedInputs, indices: NDArray[np.int32]) -> Tensor:
+        """Logits of the tokens at `indices` of the flat batch, [len(indices), V]."""
+        device = self.loaded.device
+        batch = BatchView.build(
+            positions=inputs.positions,
+            slot_mapping=inputs.slot_mapping,
+            query_start_loc=inputs.query_start_loc,
+            seq_lens=inputs.seq_lens,
+            block_table=inputs.block_table,
+            block_size=self.block_size,
+            device=device,
+        )
+        output: Any = self.loaded.module(
+            input_ids=torch.from_numpy(inputs.token_ids).to(device)[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            # Only these rows go through the head, which is the largest matrix of a small model.
+            logits_to_keep=torch.from_numpy(indices.astype(np.int64)).to(device),
+            lmscope_batch=batch,
+            lmscope_cache=self.kv_cache,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def _bad_words_ids(tokenizer: Any, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Each word as tokens, as it stands at the beginning of a text and after a space.
+
+    The second form counts where it only begins with another token, as in vLLM.
+    """
+    forms = []
+    for word in words:
+        plain, spaced = (_encode(tokenizer, prefix + word.lstrip()) for prefix in ("", " "))
+        forms.append(plain)
+        if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
+            forms.append(spaced)
+    return tuple(form for form in forms if form)
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    # transformers gives a list, others an object with `ids`.
+    return tuple(getattr(encoding, "ids", encoding))

@@ -1,0 +1,59 @@
+"""Worker: one device, the model on it, and what runs it."""
+
+from __future__ import annotations
+
+from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
+from lmscope.config import EngineConfig
+from lmscope.errors import EngineClosedError
+from lmscope.execute.model_runner import ModelRunner
+from lmscope.models.loader import LoadedModel
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """Runs steps once it has a KV cache; an executor calls it by method name."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+        self._config = config
+        self._loaded: LoadedModel | None = loaded
+        self._runner: ModelRunner | None = None
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        """Bytes of one block of the KV cache, over all layers."""
+        return self._require_loaded().kv_block_bytes(block_size)
+
+    def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        """Allocate keys and values of `num_blocks` blocks, block 0 included."""
+        config = self._config
+        self._runner = None  # the old cache goes before the new one comes
+        self._runner = ModelRunner(
+            self._require_loaded(),
+            num_blocks,
+            block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.seed,
+            config.max_model_len,
+        )
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        return self._require_runner().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        return self._require_runner().sample_tokens(grammar_output)
+
+    def shutdown(self) -> None:
+        """Let go of the model and its KV cache; twice is fine."""
+        self._runner = None
+        self._loaded = None
+
+    def _require_loaded(self) -> LoadedModel:
+        if self._loaded is None:
+            raise EngineClosedError("the worker was shut down; load the model again")
+        return self._loaded
+
+    def _require_runner(self) -> ModelRunner:
+        self._require_loaded()
+        assert self._runner is not None, "initialize_kv_cache comes first"
+        return self._runner
