@@ -40,7 +40,7 @@ FLAGS = (
     "include_stop_str_in_output",
     "skip_reading_prefix_cache",
 )
-LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
+LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_token_ids")
 
 
 # -- values ------------------------------------------------------------------------------
@@ -144,6 +144,14 @@ def test_a_list_of_strings_with_something_else_in_it(name: str):
         SamplingParams(**{name: ["a", 3]})
     with pytest.raises(ValueError, match=f"^{name} holds .*half a surrogate pair at character 1"):
         SamplingParams(**{name: ["a\ud800"]})
+
+
+def test_sequences_of_bad_words_hold_token_ids():
+    assert SamplingParams(bad_words_token_ids=[[1, 2], [3]]).bad_words_token_ids == ((1, 2), (3,))
+    with pytest.raises(ValueError, match="bad_words_token_ids holds 'a'; it takes token ids"):
+        SamplingParams(bad_words_token_ids=[[1, "a"]])
+    with pytest.raises(TypeError, match="bad_words_token_ids is 3; it takes a list"):
+        SamplingParams(bad_words_token_ids=[3])
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
@@ -456,3 +464,8 @@ def test_what_the_model_has_is_accepted():
     )
 
     check_for_model(params, vocab_size=260, stop_ids=frozenset({256, 259}))
+    check_for_model(
+        params.replace(allowed_token_ids=[256], min_tokens=0),
+        vocab_size=260,
+        stop_ids=frozenset({256}),
+    )
