@@ -56,6 +56,7 @@ class _Weights:
     vocab_size: int
     eos_token_id: int | None
     generation_eos_ids: tuple[int, ...]
+    num_embeddings: int | None
     module: torch.nn.Module | None
     facts: Callable[[int], ModelFacts]  # block size -> what the settings depend on
     make_executor: Callable[[EngineConfig], ModelExecutor]
@@ -156,6 +157,7 @@ class LLM:
             generation_eos_ids=weights.generation_eos_ids,
             max_pool_tokens=self.config.max_pool_tokens,
             block_size=self.config.block_size,
+            num_embeddings=weights.num_embeddings,
         )
         self._outputs = OutputProcessor(weights.tokenizer, self.tap)
         self._lock = threading.Lock()
@@ -348,6 +350,12 @@ class LLM:
         self._require_open()
         ids = [self._reserve_id(request_id) for request_id in request_ids]
         try:
+            for param in params:
+                if param is not None and param.n > 1:
+                    raise ValueError(
+                        f"n is {param.n}, which is not available in this version; submit the "
+                        "prompt that many times, with a seed each"
+                    )
             # A view shows the text of each token, so it is worked out only for listeners.
             want_text = self.tap.is_live
             requests = [
@@ -527,6 +535,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         vocab_size=loaded.vocab_size,
         eos_token_id=loaded.eos_token_id,
         generation_eos_ids=tuple(loaded.eos_token_ids),
+        num_embeddings=loaded.module.get_input_embeddings().num_embeddings,
         module=loaded.module,
         facts=facts,
         make_executor=lambda config: UniProcExecutor(config, loaded),
@@ -547,6 +556,7 @@ def _load_script(options: EngineOptions, tokenizer: Any) -> _Weights:
         vocab_size=adapter.vocab_size,
         eos_token_id=eos_token_id,
         generation_eos_ids=(),
+        num_embeddings=None,
         module=None,
         facts=lambda block_size: ModelFacts(
             max_model_len=_SCRIPTED_MAX_MODEL_LEN, kv_block_bytes=0

@@ -50,6 +50,7 @@ class InputProcessor:
     generation_eos_ids   `eos_token_id` of the generation config; these end it too
     max_pool_tokens      tokens whose keys and values fit in the pool at once
     max_logprobs         the most that logprobs and prompt_logprobs may ask for; -1: no limit
+    num_embeddings       rows of the model's embedding; None: any id can run
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class InputProcessor:
         max_pool_tokens: int,
         block_size: int,
         max_logprobs: int = 20,
+        num_embeddings: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -75,6 +77,9 @@ class InputProcessor:
         # A padded model knows more ids than its tokenizer, a tokenizer at times more than
         # its model; vLLM takes both in prompts.
         self._num_prompt_ids = max(vocab_size, tokenizer.vocab_size if tokenizer else 0)
+        if num_embeddings is not None:
+            # An id without an embedding would kill the engine, with everybody in it.
+            self._num_prompt_ids = min(self._num_prompt_ids, num_embeddings)
 
     def process(
         self,

@@ -343,3 +343,9 @@ def test_a_thousand_requests_from_several_threads_all_end():
         wait_idle(llm)
         assert_all_free(llm)
         assert repr(llm).count("0 live requests") == 1
+
+
+def test_several_samples_of_one_prompt_are_refused_by_name(llm):
+    with pytest.raises(ValueError, match="n is 2"):
+        llm.submit("a", SamplingParams(n=2))
+    assert repr(llm).count("0 live requests") == 1
