@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 __all__ = [
     "MAX_INTEGER",
     "as_integer",
-    "as_items",
     "as_number",
     "as_strings",
     "as_token_id",
@@ -81,7 +80,7 @@ def as_number(
 def as_strings(name: str, value: Any) -> tuple[str, ...]:
     """A list of strings as a tuple; a string alone is a list of one, None is an empty one."""
     strings = []
-    for item in as_items(name, (value,) if isinstance(value, str) else value):
+    for item in _items(name, (value,) if isinstance(value, str) else value):
         if not isinstance(item, str):
             raise ValueError(f"{name} holds {shown(item)}; it takes strings")
         try:
@@ -95,18 +94,9 @@ def as_strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def as_items(name: str, value: Any) -> Iterable[object]:
-    """A list, tuple or set; None is an empty one, a string is none."""
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset):
-        wrong_type(name, value, "a list")
-    return value
-
-
 def as_token_ids(name: str, value: Any) -> tuple[int, ...]:
     """A list of token ids as a tuple; None is an empty one."""
-    return tuple(as_token_id(name, item) for item in as_items(name, value))
+    return tuple(as_token_id(name, item) for item in _items(name, value))
 
 
 def as_token_id(name: str, item: object) -> int:
@@ -123,3 +113,11 @@ def _likeness(name: str, other: str) -> float:
     ratio = difflib.SequenceMatcher(None, name, other).ratio()
     is_beginning = len(other) > 2 and (name.startswith(other) or other.startswith(name))
     return max(ratio, 0.7) if is_beginning else ratio
+
+
+def _items(name: str, value: Any) -> Iterable[object]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset):
+        wrong_type(name, value, "a list")
+    return value

@@ -12,7 +12,6 @@ import msgspec
 
 from lmscope.checks import (
     as_integer,
-    as_items,
     as_number,
     as_strings,
     as_token_id,
@@ -112,8 +111,6 @@ class SamplingParams(
     logprobs            log probabilities per token: k of the most likely beside the chosen
                         one; True is 1, False is None; -1 is the whole vocabulary
     prompt_logprobs     the same for the prompt, which then does not read the prefix cache
-    bad_words           texts that must not be written; the front end fills in
-                        bad_words_token_ids, the token sequences that would write them
     """
 
     n: int = 1
@@ -140,7 +137,6 @@ class SamplingParams(
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_reading_prefix_cache: bool | None = None
 
     def replace(self, **changes: Any) -> SamplingParams:
@@ -239,13 +235,6 @@ class SamplingParams(
                 "for in the text, so detokenize must be True"
             )
         put("bad_words", as_strings("bad_words", self.bad_words))
-        put(
-            "bad_words_token_ids",
-            tuple(
-                as_token_ids("bad_words_token_ids", word)
-                for word in as_items("bad_words_token_ids", self.bad_words_token_ids)
-            ),
-        )
         if self.allowed_token_ids is not None:
             put("allowed_token_ids", as_token_ids("allowed_token_ids", self.allowed_token_ids))
         if self.logit_bias is not None:

@@ -40,7 +40,7 @@ FLAGS = (
     "include_stop_str_in_output",
     "skip_reading_prefix_cache",
 )
-LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_token_ids")
+LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 # -- values ------------------------------------------------------------------------------
@@ -144,14 +144,6 @@ def test_a_list_of_strings_with_something_else_in_it(name: str):
         SamplingParams(**{name: ["a", 3]})
     with pytest.raises(ValueError, match=f"^{name} holds .*half a surrogate pair at character 1"):
         SamplingParams(**{name: ["a\ud800"]})
-
-
-def test_sequences_of_bad_words_hold_token_ids():
-    assert SamplingParams(bad_words_token_ids=[[1, 2], [3]]).bad_words_token_ids == ((1, 2), (3,))
-    with pytest.raises(ValueError, match="bad_words_token_ids holds 'a'; it takes token ids"):
-        SamplingParams(bad_words_token_ids=[[1, "a"]])
-    with pytest.raises(TypeError, match="bad_words_token_ids is 3; it takes a list"):
-        SamplingParams(bad_words_token_ids=[3])
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
