@@ -1,0 +1,127 @@
+"""Greedy tokens are those of transformers' generate, whatever the scheduler does meanwhile.
+
+30 prompts run together on the demo model in float32: lengths from 1 to 600 tokens, shared
+prefixes, a pool that preempts and a budget that chunks.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lmscope import LLM, SamplingParams, record
+from lmscope.boundary import SchedulerOutput
+from lmscope.scope.view import differences
+
+NEAR_TIE = 1e-3
+MAX_TOKENS = 20
+
+TEXT = (
+    "The keeper of the lighthouse wrote down every ship that passed, its name, its colours "
+    "and the hour. On quiet days he wrote about the weather instead, and about the birds, "
+    "which came back each spring to the same ledge and quarrelled over the same two places. "
+)
+
+
+def make_prompts(tokenizer) -> list[list[int]]:
+    """Token ids; the same in every run."""
+    rng = random.Random(7)
+    source = tokenizer(TEXT * 12)["input_ids"]
+    shared = source[:200]
+    prompts = [source[:1], source[5:7], source[:15], source[:16], source[:17], source[:600]]
+    for _ in range(12):
+        tail = rng.randint(1, 60)
+        start = rng.randrange(len(source) - tail)
+        prompts.append(shared[: rng.choice([48, 100, 200])] + source[start : start + tail])
+    while len(prompts) < 30:
+        length = rng.randint(2, 150)
+        prompts.append([rng.randrange(20, 40_000) for _ in range(length)])
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def reference(demo_model: Path):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(demo_model)
+
+
+def first_difference(model, prompt: list[int], output: list[int]) -> tuple[int, float] | None:
+    """Where `output` leaves the greedy path, and how far apart the two logits are there.
+
+    Greedy decoding is a path on which each token is the best after those before it, so one
+    forward pass over prompt and output checks all of it.
+    """
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt, *output[:-1]]])
+        logits = model(ids).logits[0, len(prompt) - 1 :]
+    for position, token_id in enumerate(output):
+        best = int(logits[position].argmax())
+        if best != token_id:
+            gap = float(logits[position, best] - logits[position, token_id])
+            return position, gap
+    return None
+
+
+def test_thirty_prompts_run_together_as_transformers_runs_them_alone(reference, demo_model):
+    model, tokenizer = reference
+    prompts = make_prompts(tokenizer)
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    with (
+        LLM(str(demo_model), num_kv_blocks=70, max_num_batched_tokens=192, threads=1) as llm,
+        record(llm) as recording,
+    ):
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
+        # Between two calls nothing is in use, and what was recorded says the same.
+        snapshot = llm.tap.follow(print)[0]
+    steps = [b for b in recording.boundaries if isinstance(b, SchedulerOutput)]
+    assert any(step.preempted_req_ids for step in steps), "the pool was meant to be too small"
+    assert any(d.tokens_left for step in steps for d in step.decisions), "nothing was chunked"
+    assert sum(o.num_cached_tokens > 0 for o in outputs) >= 5, "no prefix was shared"
+
+    ties = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        token_ids = list(output.outputs[0].token_ids)
+        assert len(token_ids) == MAX_TOKENS
+        difference = first_difference(model, prompt, token_ids)
+        if difference is not None:
+            ties.append((len(prompt), *difference))
+    assert len(ties) <= 1, ties
+    assert all(gap < NEAR_TIE for *_, gap in ties), ties
+
+    assert all(not block.owners for block in snapshot.blocks)
+    assert len(snapshot.free_queue) == llm.config.num_usable_blocks
+    assert differences(recording.at(), snapshot) == []
+
+
+def test_a_few_prompts_against_generate_itself(reference, demo_model):
+    import torch
+
+    model, tokenizer = reference
+    prompts = make_prompts(tokenizer)[1:8:2]
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    with LLM(str(demo_model), threads=1) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            ids = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+            )
+        wanted = ids[0, len(prompt) :].tolist()
+        got = list(output.outputs[0].token_ids)
+        if got != wanted:
+            difference = first_difference(model, prompt, got)
+            assert difference is not None
+            assert difference[1] < NEAR_TIE
