@@ -501,7 +501,11 @@ class Scheduler:
                 spec_stats.record(num_drafts, len(generated) - 1)
 
             status_before = request.status
-            kept = self._append_tokens(request, generated)
+            error = model_runner_output.errors.get(request_id)
+            if error is None:
+                kept = self._append_tokens(request, generated)
+            else:
+                kept, request.status = (), RequestStatus.FINISHED_ERROR
             finish_reason = request.status.finish_reason
             if finish_reason is not None:
                 stopped.append((request, status_before))
@@ -523,7 +527,7 @@ class Scheduler:
                     new_logprobs,
                     model_runner_output.prompt_logprobs_dict.get(request_id),
                     finish_reason,
-                    request.stop_reason,
+                    request.stop_reason if error is None else error,
                     request.take_events(),
                     max(0, request.num_cached_tokens),
                 )

@@ -240,6 +240,32 @@ def test_an_abort_while_the_model_runs_drops_its_token():
     assert finish_step(scheduler, output).outputs == ()
 
 
+def test_a_request_whose_logits_mean_nothing_ends_alone():
+    scheduler = make_scheduler()
+    add(scheduler, "bad", 8)
+    add(scheduler, "good", range(100, 108))
+    output = scheduler.schedule()
+
+    result = scheduler.update_from_output(
+        output,
+        ModelRunnerOutput(
+            step=output.step,
+            req_ids=("bad", "good"),
+            sampled_token_ids=((7,), (7,)),
+            errors={"bad": "logits are NaN"},
+        ),
+    )
+
+    bad, good = result.outputs
+    assert (bad.finish_reason, bad.stop_reason, bad.new_token_ids) == (
+        "error",
+        "logits are NaN",
+        (),
+    )
+    assert (good.finish_reason, good.new_token_ids) == (None, (7,))
+    assert [r.request_id for r in scheduler.running] == ["good"]
+
+
 def test_one_more_empty_step_reports_what_has_finished():
     scheduler = make_scheduler()
     add(scheduler, "a", 4, max_tokens=1)
