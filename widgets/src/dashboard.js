@@ -35,6 +35,7 @@ import { createTimeline, stepSummary } from "./timeline.js";
  * @property {"auto" | ThemeName} [theme]
  * @property {string} [title]
  * @property {number} [height]     px before it scrolls, 0 for no limit
+ * @property {string[]} [views]     "blocks", "requests"; none named: all of them
  * @property {boolean} [isLive]
  * @property {(entry: number) => void} [onSeek]
  * @property {(action: import("./core/keys.js").Action) => boolean} [onAction]
@@ -190,6 +191,19 @@ export function createDashboard(host, options = {}) {
     root.classList.toggle("lms-many", picture.rows.size > MANY_ROWS);
   }
 
+  /**
+   * Shows the named panels in their order.
+   * @param {string[]} names
+   */
+  function setViews(names) {
+    const has = (/** @type {string} */ name) => names.length === 0 || names.includes(name);
+    root.dataset.views = ["blocks", "requests"].filter(has).join(" ");
+    map.element.style.order = String(names.indexOf("blocks") + 1);
+    text.element.style.order = requests.element.style.order = String(names.indexOf("requests") + 1);
+    mustDrawAll = true;
+    schedule();
+  }
+
   /** @param {string} words */
   function showNote(words) {
     if (note.dataset.words === words) return;
@@ -273,6 +287,7 @@ export function createDashboard(host, options = {}) {
     return onAction(action);
   }
 
+  setViews(options.views ?? []);
   const helpButton = h(
     "button",
     { type: "button", class: "lms-button", title: "Keys  [?]", "aria-label": "Keys" },
@@ -316,6 +331,7 @@ export function createDashboard(host, options = {}) {
       choice = next;
       retheme();
     },
+    setViews,
     /** @param {string} words  for the pill; "" for the name of the phase */
     setSay(words) {
       say = words;

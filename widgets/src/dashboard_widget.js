@@ -47,6 +47,7 @@ function render({ model, el }) {
     theme: model.get("theme") ?? "auto",
     title: model.get("title") ?? "",
     height: model.get("height") ?? 0,
+    views: model.get("views") ?? [],
     isLive: true,
     onAction: (action) => controls.perform(action),
   });
@@ -68,7 +69,7 @@ function render({ model, el }) {
   }
 
   function acknowledge() {
-    model.send({ k: "ack", seq: picture.seq, hidden: isHidden() });
+    model.send({ k: "ack", seq: picture.seq, hidden: isHidden(), epoch: picture.epoch });
   }
 
   function askForAll() {
@@ -137,10 +138,12 @@ function render({ model, el }) {
   }
 
   const onTheme = () => dashboard.setTheme(model.get("theme") ?? "auto");
+  const onViews = () => dashboard.setViews(model.get("views") ?? []);
   const onCommands = () => controls.allow(model.get("commands") ?? []);
   const onGone = () => dashboard.setGone();
   model.on("msg:custom", onMessage);
   model.on("change:theme", onTheme);
+  model.on("change:views", onViews);
   model.on("change:commands", onCommands);
   model.on("comm_live_update", onGone);
   model.on("destroy", onGone);
@@ -164,6 +167,7 @@ function render({ model, el }) {
     if (frame !== null) cancelAnimationFrame(frame);
     model.off("msg:custom", onMessage);
     model.off("change:theme", onTheme);
+    model.off("change:views", onViews);
     model.off("change:commands", onCommands);
     model.off("comm_live_update", onGone);
     model.off("destroy", onGone);

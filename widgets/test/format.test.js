@@ -7,8 +7,8 @@ test("hidden characters are shown by name", () => {
   assert.equal(visible("\u0000\u001b[31m\u007f"), "<0x00><0x1B>[31m<0x7F>");
   assert.equal(visible("\u202eevil\u202c"), "<U+202E>evil<U+202C>");
   assert.equal(visible("\u2066a\u2069\u061c\u200f"), "<U+2066>a<U+2069><U+061C><U+200F>");
-  assert.equal(visible("a\u200bb\u2060c\ufeff\u00ad"), "a<U+200B>b<U+2060>c<U+FEFF><U+00AD>");
-  assert.equal(visible("\u2028\u2029\u0085"), "<U+2028><U+2029><U+0085>");
+  assert.equal(visible("a\u200bb\u2060c\ufeff\u00ad"), "a<U+200B>b<U+2060>c<U+FEFF><0xAD>");
+  assert.equal(visible("\u2028\u2029\u0085"), "<U+2028><U+2029><0x85>");
   assert.equal(visible("\ud800 \udc00"), "<U+D800> <U+DC00>");
   assert.equal(visible("\u{e0041}\ufffd\u3164"), "<U+E0041><U+FFFD><U+3164>");
 });

@@ -114,17 +114,20 @@ export function recordingContext() {
   return context;
 }
 
-/** All event listeners that are added and not removed again on `target`. */
+/**
+ * Counts listeners that are added through `target`, an element or a prototype, and not removed
+ * again.
+ */
 export function countListeners(target) {
   let count = 0;
   const { addEventListener, removeEventListener } = target;
-  target.addEventListener = (...args) => {
+  target.addEventListener = function (...args) {
     count++;
-    return addEventListener.apply(target, args);
+    return addEventListener.apply(this, args);
   };
-  target.removeEventListener = (...args) => {
+  target.removeEventListener = function (...args) {
     count--;
-    return removeEventListener.apply(target, args);
+    return removeEventListener.apply(this, args);
   };
   return () => count;
 }

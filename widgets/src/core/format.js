@@ -67,9 +67,8 @@ function nameOf(character) {
   if (short) return short;
   const code = character.codePointAt(0) ?? 0;
   const digits = code.toString(16).toUpperCase();
-  return code < 0x20 || code === 0x7f
-    ? `<0x${digits.padStart(2, "0")}>`
-    : `<U+${digits.padStart(4, "0")}>`;
+  // The same names as the page's table has, which Python writes.
+  return code < 0x100 ? `<0x${digits.padStart(2, "0")}>` : `<U+${digits.padStart(4, "0")}>`;
 }
 
 /**

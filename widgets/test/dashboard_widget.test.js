@@ -1,0 +1,252 @@
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, mock, test } from "node:test";
+import widget from "../src/dashboard_widget.js";
+import { buffers, delta, EMPTY_BLOCK, full, NULL_BLOCK, randomRun, row } from "./frames.js";
+import { countListeners, openPage } from "./page.js";
+
+let page;
+beforeEach(() => {
+  page = openPage();
+  mock.timers.enable({ apis: ["setTimeout", "Date"], now: 1_000_000 });
+});
+afterEach(() => {
+  mock.timers.reset();
+  page.close();
+});
+
+/** anywidget's model, as far as a view sees it. */
+function fakeModel(traits = {}) {
+  const listeners = new Map();
+  const sent = [];
+  return {
+    sent,
+    traits,
+    get: (name) => traits[name],
+    on: (event, listener) => listeners.set(event, [...(listeners.get(event) ?? []), listener]),
+    off: (event, listener) =>
+      listeners.set(
+        event,
+        (listeners.get(event) ?? []).filter((one) => one !== listener),
+      ),
+    send: (message) => sent.push(message),
+    emit: (event, ...values) => {
+      for (const listener of listeners.get(event) ?? []) listener(...values);
+    },
+    frame(frame) {
+      const { columns: _, ...header } = frame;
+      this.emit("msg:custom", header, buffers(frame));
+    },
+    count: () => [...listeners.values()].flat().length,
+    kinds: () => sent.map((message) => message.k),
+  };
+}
+
+function open(traits) {
+  const model = fakeModel(traits);
+  const el = page.document.createElement("div");
+  page.document.body.append(el);
+  const cleanup = widget.render({ model, el });
+  page.tick();
+  return { model, el, cleanup, pill: () => el.querySelector(".lms-pill").textContent };
+}
+
+const FIRST = full([NULL_BLOCK, [0, 1, 1, 2], EMPTY_BLOCK], { rows: [row("a")] });
+
+test("a new view asks for everything", () => {
+  const { model, cleanup } = open();
+  assert.deepEqual(model.sent, [{ k: "ready" }]);
+  cleanup();
+});
+
+test("frames are drawn once per animation frame and acknowledged after it", () => {
+  const { model, el, cleanup } = open();
+  model.frame(FIRST);
+  model.frame(delta([], { rows: [{ id: "a", add: " and" }] }));
+  assert.deepEqual(model.kinds(), ["ready"]);
+  assert.equal(page.waiting, 1);
+  page.tick();
+  assert.deepEqual(model.sent.slice(1), [{ k: "ack", seq: 1, hidden: false, epoch: 1 }]);
+  assert.ok(el.textContent.includes("Say something yes and"));
+  assert.deepEqual({ ...el.lmscopeTest }, { frames: 2, drawn: 1, seq: 1, gaps: 0, errors: [] });
+  cleanup();
+});
+
+test("a gap asks once for everything, and a full frame ends it", () => {
+  const { fulls, deltas } = randomRun(5);
+  const { model, el, cleanup } = open();
+  model.frame(deltas[0]);
+  for (const frame of [deltas[2], deltas[3], deltas[4]]) model.frame(frame);
+  assert.equal(model.kinds().filter((kind) => kind === "resync").length, 1);
+  assert.equal(el.lmscopeTest.gaps, 1);
+  model.frame(fulls[5]);
+  model.frame(deltas[6]);
+  page.tick();
+  assert.equal(el.lmscopeTest.seq, 6);
+  model.frame(deltas[8]);
+  assert.equal(model.kinds().filter((kind) => kind === "resync").length, 2);
+  cleanup();
+});
+
+test("while no full frame comes the question is repeated, a second apart", () => {
+  const { deltas } = randomRun(5);
+  const { model, cleanup } = open();
+  model.frame(deltas[0]);
+  const resyncs = () => model.kinds().filter((kind) => kind === "resync").length;
+  model.frame(deltas[2]);
+  mock.timers.tick(900);
+  model.frame(deltas[3]);
+  assert.equal(resyncs(), 1);
+  mock.timers.tick(200);
+  model.frame(deltas[4]);
+  assert.equal(resyncs(), 2);
+  cleanup();
+});
+
+test("a hidden page keeps up without drawing and says that it is hidden", () => {
+  const { model, el, cleanup } = open();
+  Object.defineProperty(page.document, "hidden", { configurable: true, value: true });
+  model.frame(FIRST);
+  assert.equal(page.waiting, 0);
+  assert.deepEqual(model.sent.at(-1), { k: "ack", seq: 0, hidden: true, epoch: 1 });
+  Object.defineProperty(page.document, "hidden", { configurable: true, value: false });
+  page.document.dispatchEvent(new page.window.Event("visibilitychange"));
+  page.tick();
+  assert.deepEqual(model.sent.at(-1), { k: "ack", seq: 0, hidden: false, epoch: 1 });
+  assert.equal(el.lmscopeTest.drawn, 1);
+  cleanup();
+});
+
+test("a frame that makes no sense is told in one line and mended", () => {
+  const { model, el, cleanup } = open();
+  model.frame(FIRST);
+  model.emit("msg:custom", { ...FIRST, columns: undefined, seq: 1 }, []);
+  page.tick();
+  assert.equal(model.kinds().filter((kind) => kind === "resync").length, 1);
+  assert.match(el.querySelector(".lms-note").textContent, /carries 4 buffers/);
+  assert.equal(el.lmscopeTest.errors.length, 1);
+  model.frame({ ...FIRST, seq: 2 });
+  page.tick();
+  assert.equal(el.lmscopeTest.seq, 2);
+  cleanup();
+});
+
+test("unknown messages are ignored", () => {
+  const { model, el, cleanup } = open();
+  for (const message of [
+    null,
+    undefined,
+    7,
+    "full",
+    {},
+    { k: "later" },
+    { k: "reply", id: 99, ok: true },
+  ]) {
+    model.emit("msg:custom", message, []);
+  }
+  assert.deepEqual(el.lmscopeTest.errors, []);
+  cleanup();
+});
+
+test("buttons are there only for what Python takes, and show their effect at once", () => {
+  const { model, el, cleanup, pill } = open({ commands: ["pause", "resume", "step"] });
+  model.frame(FIRST);
+  page.tick();
+  const button = el.querySelector('[aria-label="Pause"]');
+  page.point(button, "click");
+  assert.deepEqual(model.sent.at(-1), { k: "command", id: 1, op: "pause", arg: null });
+  assert.equal(button.getAttribute("aria-label"), "Resume");
+  assert.equal(pill(), "Live");
+  cleanup();
+
+  const plain = open();
+  assert.ok(plain.el.querySelector('[aria-label="Pause"]').hidden);
+  page.key(plain.el.querySelector(".lms"), " ");
+  assert.ok(!plain.model.kinds().includes("command"));
+  plain.cleanup();
+});
+
+test("a command without an answer for half a second says what to do", () => {
+  const { model, el, cleanup, pill } = open({ commands: ["pause"] });
+  model.frame(FIRST);
+  page.tick();
+  page.key(el.querySelector(".lms"), " ");
+  mock.timers.tick(499);
+  page.tick();
+  assert.equal(pill(), "Live");
+  mock.timers.tick(1);
+  page.tick();
+  assert.equal(pill(), "cell is running: use Interrupt");
+  model.emit("msg:custom", { k: "reply", id: 1, ok: true, error: "" }, []);
+  page.tick();
+  assert.equal(pill(), "Live");
+  cleanup();
+});
+
+test("a refused command says why", () => {
+  const { model, el, cleanup } = open({ commands: ["step"] });
+  model.frame(FIRST);
+  page.key(el.querySelector(".lms"), "ArrowRight");
+  model.emit("msg:custom", { k: "reply", id: 1, ok: false, error: "nothing to run" }, []);
+  page.tick();
+  assert.equal(el.querySelector(".lms-note").textContent, "nothing to run");
+  cleanup();
+});
+
+test("when the kernel goes the picture stays, in grey, with one sentence", () => {
+  const { model, el, cleanup, pill } = open();
+  model.frame(FIRST);
+  page.tick();
+  model.emit("comm_live_update");
+  page.tick();
+  assert.equal(pill(), "Disconnected");
+  assert.match(
+    el.querySelector(".lms-banner").textContent,
+    /The kernel has gone.*last picture, step 0/,
+  );
+  assert.ok(el.querySelector(".lms").classList.contains("lms-stale"));
+  assert.ok(el.textContent.includes("Say something yes"));
+  cleanup();
+});
+
+test("one view alone, and both in either order", () => {
+  const { model, el, cleanup } = open({ views: ["requests", "blocks"] });
+  const root = el.querySelector(".lms");
+  assert.equal(root.dataset.views, "blocks requests");
+  assert.ok(
+    Number(root.querySelector(".lms-p-requests").style.order) <
+      Number(root.querySelector(".lms-p-map").style.order),
+  );
+  model.traits.views = ["blocks"];
+  model.emit("change:views");
+  assert.equal(root.dataset.views, "blocks");
+  cleanup();
+});
+
+test("the theme follows its trait", () => {
+  const { model, el, cleanup } = open({ theme: "dark" });
+  const root = el.querySelector(".lms");
+  assert.equal(root.dataset.theme, "dark");
+  model.traits.theme = "light";
+  model.emit("change:theme");
+  assert.equal(root.dataset.theme, "light");
+  cleanup();
+});
+
+test("clean-up takes back listeners, timers, frames and elements", () => {
+  const onDocument = countListeners(page.document);
+  const { model, el, cleanup } = open({ commands: ["pause"] });
+  model.frame(FIRST);
+  assert.ok(model.count() > 3);
+  assert.ok(globalThis.__lmscope_views.includes(el));
+  page.key(el.querySelector(".lms"), " ");
+  cleanup();
+  assert.equal(model.count(), 0);
+  assert.equal(onDocument(), 0);
+  assert.equal(el.childNodes.length, 0);
+  assert.equal(page.waiting, 0);
+  assert.ok(!globalThis.__lmscope_views.includes(el));
+  const before = model.sent.length;
+  mock.timers.tick(5000);
+  model.frame(FIRST);
+  assert.equal(model.sent.length, before);
+});

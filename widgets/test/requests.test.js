@@ -1,0 +1,206 @@
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, test } from "node:test";
+import { createLink } from "../src/core/link.js";
+import { makeColours } from "../src/core/palette.js";
+import { createRequests, order } from "../src/requests.js";
+import { createTextFlow } from "../src/text_flow.js";
+import { createTexts } from "../src/texts.js";
+import { columns, delta, full, NULL_BLOCK, pictureOf, row } from "./frames.js";
+import { openPage } from "./page.js";
+
+const THEME = { colours: makeColours("dark"), ui: "sans-serif", mono: "monospace", textSize: 12 };
+const HOSTILE = `<img src=x onerror="alert(1)"><script>alert(2)</script>&amp;\u202e\u0000`;
+let page;
+beforeEach(() => {
+  page = openPage();
+});
+afterEach(() => page.close());
+
+function viewOf(picture, make = createRequests) {
+  const root = page.document.createElement("div");
+  page.document.body.append(root);
+  const link = createLink();
+  const view = make(root, link);
+  const draw = () => view.update(picture, { theme: THEME, changes: picture.takeChanges() });
+  draw();
+  return { root, link, view, draw };
+}
+
+const ids = (root) => [...root.querySelectorAll("tbody tr")].map((line) => line.dataset.id);
+
+test("text from a model stays text, in every column and in the texts", () => {
+  const hostile = row(HOSTILE, { why: HOSTILE, prompt_text: HOSTILE, text: HOSTILE });
+  for (const make of [createRequests, createTexts]) {
+    const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [hostile] })), make);
+    assert.equal(root.querySelectorAll("img, script").length, 0);
+    assert.ok(root.textContent.includes("<img src=x onerror"));
+    assert.ok(root.textContent.includes("<U+202E><0x00>"));
+    assert.ok(!root.textContent.includes("\u202e"));
+    for (const element of root.querySelectorAll("*")) {
+      for (const { name, value } of element.attributes) {
+        assert.ok(!name.startsWith("on"), name);
+        if (name === "title") assert.ok(!value.includes("\u202e"), value);
+      }
+    }
+  }
+});
+
+test("a line says state, sentence, blocks, what came from the cache, preemptions, text", () => {
+  const picture = pictureOf(
+    full([NULL_BLOCK], {
+      rows: [row("r0", { blocks: 12, shared: 9, cached: 1800, preemptions: 2 })],
+    }),
+  );
+  const { root } = viewOf(picture);
+  const cells = [...root.querySelectorAll("tbody td")].map((cell) => cell.textContent);
+  assert.deepEqual(cells, [
+    "r0",
+    "decode: 1 token",
+    "",
+    "12 (9)",
+    "1,800",
+    "2",
+    "Say something yes",
+  ]);
+});
+
+test("running first, then waiting, then finished with the latest on top", () => {
+  const rows = [
+    row("done1", { state: "finished", ended: 3 }),
+    row("wait", { state: "waiting", arrived: 2 }),
+    row("run", { arrived: 1 }),
+    row("lost", { state: "preempted", arrived: 1 }),
+    row("done2", { state: "finished", ended: 7 }),
+  ];
+  const picture = pictureOf(full([NULL_BLOCK], { rows }));
+  assert.deepEqual(
+    order(picture).map((r) => r.id),
+    ["run", "lost", "wait", "done2", "done1"],
+  );
+  assert.deepEqual(ids(viewOf(picture).root), ["run", "lost", "wait", "done2", "done1"]);
+});
+
+test("lines come, move and go with the frames; those that stay keep their elements", () => {
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a"), row("b", { arrived: 1 })] }));
+  const { root, draw } = viewOf(picture);
+  const line = root.querySelector('[data-id="b"]');
+  const frame = delta([], {
+    gone: ["a"],
+    rows: [row("c", { arrived: 2 }), { id: "b", state: "finished", ended: 1 }],
+  });
+  picture.apply(frame, columns(frame));
+  draw();
+  assert.deepEqual(ids(root), ["c", "b"]);
+  assert.equal(root.querySelector('[data-id="b"]'), line);
+  assert.equal(line.dataset.state, "finished");
+});
+
+test("a frame that changes one request leaves the others alone", () => {
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a"), row("b", { arrived: 1 })] }));
+  const { root, draw } = viewOf(picture);
+  let mutations = 0;
+  const observed = root.querySelector('[data-id="a"]');
+  const observer = new page.window.MutationObserver((records) => {
+    mutations += records.length;
+  });
+  observer.observe(observed, {
+    subtree: true,
+    childList: true,
+    characterData: true,
+    attributes: true,
+  });
+  const frame = delta([], { rows: [{ id: "b", add: " more", output: 2 }] });
+  picture.apply(frame, columns(frame));
+  draw();
+  mutations += observer.takeRecords().length;
+  assert.equal(mutations, 0);
+  assert.ok(root.querySelector('[data-id="b"]').textContent.includes("yes more"));
+});
+
+test("a bar shows what was computed, cached, given up, and where the prompt ends", () => {
+  const picture = pictureOf(
+    full([NULL_BLOCK], { rows: [row("a", { prompt: 8, max: 8, computed: 12, cached: 4 })] }),
+  );
+  const { root, draw } = viewOf(picture);
+  const part = (name) => root.querySelector(`.lms-bar-${name}`);
+  assert.deepEqual(
+    [part("done").style.width, part("cached").style.width, part("tick").style.left],
+    ["75%", "25%", "50%"],
+  );
+  assert.equal(part("lost").hidden, true);
+  const frame = delta([], { rows: [{ id: "a", state: "preempted", computed: 0, lost: 12 }] });
+  picture.apply(frame, columns(frame));
+  draw();
+  assert.equal(part("lost").hidden, false);
+  assert.equal(part("lost").style.width, "75%");
+  assert.equal(part("cached").hidden, true);
+});
+
+test("pointing at a line lights it, a click on its name keeps it lit", () => {
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a"), row("b")] }));
+  const { root, link, draw } = viewOf(picture);
+  const line = root.querySelector('[data-id="a"]');
+  page.point(line, "pointerenter");
+  assert.equal(link.lit, "a");
+  draw();
+  assert.ok(root.querySelector('[data-id="b"]').classList.contains("lms-dim"));
+  page.point(line, "pointerleave");
+  assert.equal(link.lit, null);
+  page.point(line.querySelector("button"), "click");
+  assert.equal(link.selected, "a");
+  draw();
+  assert.equal(line.querySelector("button").getAttribute("aria-pressed"), "true");
+});
+
+test("of many requests a hundred are listed and the rest counted", () => {
+  const rows = Array.from({ length: 130 }, (_, k) => row(`r${k}`, { arrived: k }));
+  const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows })));
+  assert.equal(ids(root).length, 100);
+  assert.ok(root.textContent.includes("and 30 more requests"));
+});
+
+test("text grows in one node, whatever the steps, and shows the same", () => {
+  const pieces = [
+    "Hello ",
+    "\u001b",
+    "wor",
+    "ld",
+    "\n",
+    "\u{1f468}",
+    "\u200d",
+    "\u{1f469}",
+    " end",
+  ];
+  const grown = page.document.createElement("div");
+  const flow = createTextFlow(grown);
+  let text = "";
+  for (const piece of pieces) {
+    text += piece;
+    flow.update(row("a", { text }));
+  }
+  const whole = page.document.createElement("div");
+  createTextFlow(whole).update(row("a", { text }));
+  assert.equal(grown.textContent, whole.textContent);
+  assert.ok(grown.textContent.includes("Hello <0x1B>world\\n\u{1f468}\u200d\u{1f469} end"));
+  assert.equal(
+    grown.querySelector(".lms-output").childNodes.length,
+    whole.querySelector(".lms-output").childNodes.length,
+  );
+});
+
+test("a text that is not longer is written anew", () => {
+  const root = page.document.createElement("div");
+  const flow = createTextFlow(root);
+  flow.update(row("a", { text: "one two" }));
+  flow.update(row("a", { text: "two three" }));
+  assert.equal(root.querySelector(".lms-output").textContent, "two three");
+});
+
+test("clean-up leaves nothing", () => {
+  const { root, view, link } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [row("a")] })));
+  const line = root.querySelector("tbody tr");
+  view.destroy();
+  assert.equal(root.childNodes.length, 0);
+  page.point(line, "pointerenter");
+  assert.equal(link.lit, null);
+});
