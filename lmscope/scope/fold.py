@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from weakref import WeakSet
+from weakref import ref
 
 import msgspec
 
@@ -45,7 +45,6 @@ class Fold:
     decided, behind   the last step's decisions, as the scheduler gave them
     num_arrived_when_scheduled   requests that came later were not in that step
     rate              when the last steps ended, and the tokens that they sampled
-    readers           who wants to know what changes
     """
 
     def __init__(self, snapshot: EngineSnapshot, keep_finished: int | None) -> None:
@@ -65,7 +64,8 @@ class Fold:
         self.behind: Behind | None = None
         self.num_arrived_when_scheduled = 0
         self.rate: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
-        self.readers: WeakSet[Changes] = WeakSet()
+        # who wants to know what changes, for as long as somebody holds it
+        self._readers: list[ref[Changes]] = []
         # drafts of the batches that are on their way
         self._drafts: dict[int, Mapping[str, tuple[int, ...]]] = {}
         for request in snapshot.requests:
@@ -82,8 +82,14 @@ class Fold:
         other.this_step = msgspec.structs.replace(self.this_step)
         other.totals = msgspec.structs.replace(self.totals)
         other._drafts, other.rate = self._drafts.copy(), self.rate.copy()
-        other.readers = WeakSet()
+        other._readers = []
         return other
+
+    def track(self) -> Changes:
+        """A record of what changes from now on, for as long as the caller holds it."""
+        changes = Changes()
+        self._readers = [*(r for r in self._readers if r() is not None), ref(changes)]
+        return changes
 
     def apply(self, boundary: Boundary) -> None:
         """Fold one struct, the next of the stream."""
@@ -102,9 +108,11 @@ class Fold:
         self.step = max(self.step, boundary.step)
         self.time = boundary.time
         self.boundary = type(boundary).__name__
-        for reader in self.readers:
-            reader.blocks |= self.pool.changed
-            reader.requests |= self.roster.changed
+        for reference in self._readers:
+            reader = reference()
+            if reader is not None:
+                reader.blocks |= self.pool.changed
+                reader.requests |= self.roster.changed
         self.pool.changed.clear()
         self.roster.changed.clear()
 
@@ -121,9 +129,7 @@ class Fold:
             self.roster.preempt(self.roster.change(request_id))
             self.totals.preemptions += 1
             self.this_step.preemptions += 1
-        for new in output.scheduled_new_reqs:
-            self._admit(new, output)
-        self._continue(output)
+        self._schedule(output)
         self.decided = {decision.request_id: decision for decision in output.decisions}
         for decision in output.decisions:
             if decision.request_id in self.roster.requests:
@@ -188,7 +194,35 @@ class Fold:
         if not self.roster.running:
             self.rate.clear()  # the pause before this step is no work
 
-    def _admit(self, new: NewRequestData, output: SchedulerOutput) -> None:
+    def _schedule(self, output: SchedulerOutput) -> None:
+        """Give each request its blocks and tokens, in the order in which it got them.
+
+        That order decides who stands where among the running ones: new requests and those
+        that come back from preemption are admitted by turns.
+        """
+        known = output.scheduled_cached_reqs
+        rows = {request_id: row for row, request_id in enumerate(known.req_ids)}
+        resumed = set(known.resumed_req_ids)
+        new = {request.req_id: request for request in output.scheduled_new_reqs}
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            row = rows.get(request_id)
+            if request_id in new:
+                start = new[request_id].num_computed_tokens
+                record = self._admit(new[request_id], output)
+            elif row is not None and request_id in self.roster.requests:
+                start = known.num_computed_tokens[row]
+                groups = known.new_block_ids[row]
+                block_ids = groups[0] if groups else ()
+                record = self.roster.change(request_id)
+                if request_id in resumed:
+                    self._seat(record, block_ids, start)
+                elif block_ids:
+                    self._extend_table(record, block_ids)
+            else:
+                continue
+            self._compute(record, start, num_tokens)
+
+    def _admit(self, new: NewRequestData, output: SchedulerOutput) -> RequestView:
         if new.req_id not in self.roster.requests:  # a source that does not tell of arrivals
             self.roster.arrive(
                 EngineCoreRequest(
@@ -208,25 +242,7 @@ class Fold:
             self.totals.prompt_tokens += len(new.prompt_token_ids)
             self.totals.cached_tokens += new.num_computed_tokens
         self._seat(record, new.block_ids[0] if new.block_ids else (), new.num_computed_tokens)
-        num_tokens = output.num_scheduled_tokens.get(new.req_id, 0)
-        self._compute(record, new.num_computed_tokens, num_tokens)
-
-    def _continue(self, output: SchedulerOutput) -> None:
-        """Requests that were scheduled before: running ones, and those that come back."""
-        known = output.scheduled_cached_reqs
-        resumed = set(known.resumed_req_ids)
-        for row, request_id in enumerate(known.req_ids):
-            if request_id not in self.roster.requests:
-                continue
-            record = self.roster.change(request_id)
-            groups = known.new_block_ids[row]
-            block_ids = groups[0] if groups else ()
-            start = known.num_computed_tokens[row]
-            if request_id in resumed:
-                self._seat(record, block_ids, start)
-            else:
-                self._extend_table(record, block_ids)
-            self._compute(record, start, output.num_scheduled_tokens.get(request_id, 0))
+        return record
 
     def _seat(self, record: RequestView, block_ids: Iterable[int], num_cached: int) -> None:
         """A waiting request joins the running ones, with a whole block table."""

@@ -65,9 +65,9 @@ def write_html(recording: Recording, path: str | Path) -> None:
     data, view = _packed(recording)
     page = _PAGE.format(
         title=escape(f"lmscope: {view.info.model}, {view.totals.requests} requests"),
-        # Neither can end its element early: in JavaScript and CSS \\/ is a slash.
+        # Neither may end its element early, nor begin a comment that hides the end.
         style=re.sub("</(?=style)", r"<\\/", style, flags=re.IGNORECASE),
-        script=re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE),
+        script=re.sub("<(?=/script|!--)", r"\\x3C", script, flags=re.IGNORECASE),
         table=_table(view),
         data=data,
     )

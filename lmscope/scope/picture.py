@@ -85,9 +85,10 @@ class PictureEncoder:
         self._columns["slot"][:] = NO_SLOT
         self._columns["state"][:1] = _STATES["null"]
         self._has_cells = num_blocks <= _MAX_CELLS
-        # the rows that the reader has, without their text, and how much of that it has
+        # the rows that the reader has, without their text; which request each is, since an
+        # id may come again; and how much of its text the reader has
         self._rows: dict[str, Row] = {}
-        self._text_lengths: dict[str, int] = {}
+        self._texts: dict[str, tuple[int, int]] = {}
         self._put(
             {block.block_id for block in view.blocks.not_empty()} | self._marked() | view.written
         )
@@ -97,13 +98,13 @@ class PictureEncoder:
         self._put(self._changes.blocks)
         listed, note = self._listed()
         sentences = self.view.sentences(listed)
-        self._rows = {}
+        self._rows, self._texts = {}, {}
         rows = []
         for request_id in listed:
             record = self.view.requests[request_id]
             row = self._rows[request_id] = _row(record, sentences[request_id])
             rows.append({**row, "text": _tail(record.text, _MAX_TEXT)})
-        self._text_lengths = {i: len(self.view.requests[i].text) for i in listed}
+            self._texts[request_id] = (record.arrival_order, len(record.text))
         header = self._header("full", phase, rows, note)
         info = self.view.info
         header["info"] = {
@@ -128,7 +129,7 @@ class PictureEncoder:
         listed, note = self._listed()
         gone = sorted(self._rows.keys() - set(listed))
         for request_id in gone:
-            del self._rows[request_id], self._text_lengths[request_id]
+            del self._rows[request_id], self._texts[request_id]
         # Among waiting ones a sentence may change without the request: somebody in front
         # of it is gone.
         looked_at = [
@@ -211,15 +212,20 @@ class PictureEncoder:
         """A row with what the reader lacks; None when it lacks nothing."""
         record = self.view.requests[request_id]
         row = _row(record, sentence)
-        length = self._text_lengths.get(request_id)
-        new = "" if length is None else record.text[length:]
-        if row == self._rows.get(request_id) and not new:
-            return None
+        order, length = self._texts.get(request_id, (0, 0))
+        added = record.text[length:]
+        is_new = order != record.arrival_order
+        before = self._rows.get(request_id)
         self._rows[request_id] = row
-        self._text_lengths[request_id] = len(record.text)
-        if length is None or len(new) > _MAX_TEXT:
+        self._texts[request_id] = (record.arrival_order, len(record.text))
+        if is_new or before is None:
             return {**row, "text": _tail(record.text, _MAX_TEXT)}
-        return {**row, "add": _clean(new)}
+        changed = {name: value for name, value in row.items() if value != before[name]}
+        if len(added) > _MAX_TEXT:
+            changed["text"] = _tail(record.text, _MAX_TEXT)
+        elif added:
+            changed["add"] = _clean(added)
+        return {"id": request_id, **changed} if changed else None
 
     # -- the rest of the header ----------------------------------------------------
 

@@ -95,6 +95,14 @@ class Roster:
             record.num_held = earlier.num_held
             record.num_shared_blocks = earlier.num_shared_blocks
             record.stored = earlier.stored.copy()
+        elif request.request_id in self._pool.kept_by:
+            # One that was not listed any more had the same id: its blocks show this one now.
+            record.stored = [
+                block.block_id
+                for block in self._pool.blocks.not_empty()
+                if block.stored_by == request.request_id
+            ]
+            self._pool.changed.update(record.stored)
         self._add(record)
         self._waiting[request.request_id] = None
 

@@ -56,9 +56,7 @@ class EngineView:
 
     def track(self) -> Changes:
         """A record of what changes from now on, for as long as the caller holds it."""
-        changes = Changes()
-        self._fold.readers.add(changes)
-        return changes
+        return self._fold.track()
 
     # -- the moment ------------------------------------------------------------
 

@@ -109,7 +109,8 @@ def _waiting(decision: Decision, info: EngineInfo | None, max_tokens: int | None
             why = f"token budget{budget} spent{taker}"
         case Code.SEATS:
             seats = amount or (0 if info is None else info.max_num_seqs)
-            why = "all seats taken" if not seats else f"all {_count(seats, 'seat')} taken"
+            all_seats = f"all {seats} seats" if seats else "all seats"
+            why = "the one seat is taken" if seats == 1 else f"{all_seats} taken"
         case Code.AFTER_PREEMPTION:
             who = "" if other is None else f" ({other})"
             why = f"nobody is admitted in a step that preempts{who}"

@@ -1,0 +1,311 @@
+"""The frames: what a decoder makes of deltas is what the view says, and limits hold."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot
+from lmscope.sampling_params import SamplingParams
+from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.view import EngineView
+
+EMPTY, IN_USE, KEPT, NULL = range(4)
+
+
+class Mirror:
+    """A decoder of docs/picture.md: what a reader knows after the frames so far."""
+
+    def __init__(self):
+        self.seq = -1
+
+    def apply_message(self, frame):
+        header, buffers = frame.to_message()
+        header = json.loads(json.dumps(header))  # it must survive the way to the page
+        if header["k"] == "full":
+            columns = dict(zip(["slot", "state", "ref", "fill"], buffers, strict=True))
+        else:
+            columns = dict(zip(["i", "slot", "state", "ref", "fill"], buffers, strict=True))
+            columns["i"] = np.frombuffer(columns["i"], "<u4")
+        self._apply(header, columns)
+
+    def apply_page(self, frame):
+        page = json.loads(json.dumps(frame.to_page()))
+        self._apply(page, page["columns"])
+
+    def _apply(self, header, columns):
+        assert header["v"] == 1
+        assert header["seq"] == self.seq + 1
+        self.seq = header["seq"]
+        self.header = header
+        if header["k"] == "full":
+            self.columns = {n: np.array(c, np.uint8) for n, c in columns.items()}
+            self.rows = {}
+            self.cells = {cell[0]: cell for cell in header["cells"]}
+            self.info = header["info"]
+        else:
+            ids = list(columns["i"])
+            assert ids == sorted(set(ids))
+            for name in ("slot", "state", "ref", "fill"):
+                self.columns[name][ids] = np.array(columns[name], np.uint8)
+            for cell in header["cells"]:
+                self.cells[cell[0]] = cell
+            for request_id in header["gone"]:
+                del self.rows[request_id]
+        for row in header["rows"]:
+            row = dict(row)
+            add = row.pop("add", "")
+            known = {**self.rows.get(row["id"], {}), **row}
+            known["text"] += add
+            self.rows[row["id"]] = known
+
+    def state(self):
+        """All of it, without cells of blocks that have nothing to say."""
+        cells = {
+            i: cell for i, cell in self.cells.items() if cell[1:] != [[], "", None, None, None]
+        }
+        columns = {name: column.tolist() for name, column in self.columns.items()}
+        keys = ("step", "boundary", "phase", "stat", "next", "note")
+        return self.rows, cells, columns, {key: self.header[key] for key in keys}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["apply_message", "apply_page"])
+def test_deltas_add_up_to_the_full_picture(tiny_engine, random_life, policy, seed, way):
+    engine = tiny_engine(policy=policy, seed=seed, num_blocks=40)
+    life = random_life(engine, seed)
+    rng = random.Random(seed)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot, keep_finished=5)
+    encoder, mirror = PictureEncoder(view, epoch=7), Mirror()
+    kinds = []
+    for _ in range(250):
+        life.act()
+        if rng.random() < 0.6:  # a reader does not get a frame for everything
+            frame = encoder.delta("live")
+            kinds.append(frame.header["k"])
+            getattr(mirror, way)(frame)
+            fresh = Mirror()
+            fresh.apply_message(PictureEncoder(view, epoch=7).full("live"))
+            assert mirror.state() == fresh.state()
+
+    assert kinds[0] == "full"
+    assert kinds.count("delta") > 80
+
+
+def test_columns_say_what_the_view_says(busy_stream):
+    snapshot, structs, _ = busy_stream
+    view = EngineView(snapshot)
+    encoder, mirror = PictureEncoder(view), Mirror()
+    seen = set()
+    for boundary in structs:
+        view.apply(boundary)
+        mirror.apply_message(encoder.delta("live"))
+        hits = {hit.block_id for hit in view.hits}
+        evicted = {gone.block_id for gone in view.evicted}
+        for block in view.blocks:
+            i = block.block_id
+            column = {name: int(values[i]) for name, values in mirror.columns.items()}
+            names = ["empty", "in_use", "kept", "null"]
+            assert names[column["state"] & 0x0F] == block.state
+            assert bool(column["state"] & 0x10) == (i in hits)
+            assert bool(column["state"] & 0x20) == (i in evicted)
+            assert bool(column["state"] & 0x40) == (i in view.written)
+            assert column["slot"] == view.block_slot(block)
+            assert column["ref"] == block.ref_cnt
+            assert column["fill"] == block.num_filled
+            seen.add(column["state"])
+            if block.state in ("in_use", "kept"):
+                cell = mirror.cells[i]
+                assert cell[1] == list(block.owners)
+                assert cell[2] == view.block_text(i)
+                assert cell[3] == block.stored_by
+        stat = mirror.header["stat"]
+        assert stat["used"] + stat["kept"] + stat["empty"] == view.info.num_blocks - 1
+        assert mirror.header["next"] == list(view.free_queue)[:10]
+        assert {i: row["why"] for i, row in mirror.rows.items()} == view.sentences(view.requests)
+        assert all(row["text"] == view.requests[i].text for i, row in mirror.rows.items())
+
+    assert seen >= {EMPTY, IN_USE, KEPT, NULL, IN_USE | 0x10, IN_USE | 0x20 | 0x40}
+
+
+def test_an_evicted_block_says_whose_content_it_was(busy_stream):
+    snapshot, structs, _ = busy_stream
+    view = EngineView(snapshot)
+    encoder, mirror = PictureEncoder(view), Mirror()
+    told = 0
+    for boundary in structs:
+        view.apply(boundary)
+        mirror.apply_message(encoder.delta("live"))
+        for eviction in view.evicted:
+            assert mirror.cells[eviction.block_id][4] == eviction.stored_by
+            told += 1
+
+    assert told > 10
+
+
+def test_the_frame_has_all_keys_of_the_protocol(tiny_engine):
+    engine = tiny_engine(num_blocks=60)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    engine.add("abc")
+    encoder = PictureEncoder(view, epoch=3)
+    full = encoder.full("ready").header
+    engine.step()
+    delta = encoder.delta("live").header
+    both = {"v", "k", "seq", "epoch", "step", "boundary", "time", "phase", "stat", "next", "rows",
+            "cells", "note"}  # fmt: skip
+
+    assert set(full) == both | {"info"}
+    assert set(delta) == both | {"gone"}
+    assert (full["seq"], delta["seq"]) == (0, 1)
+    assert (full["step"], delta["step"]) == (0, 1)
+    assert (full["boundary"], delta["boundary"]) == ("EngineCoreRequest", "RequestOutput")
+    assert (full["phase"], delta["phase"]) == ("ready", "live")
+    assert full["epoch"] == delta["epoch"] == 3
+    assert full["time"] == 0
+    assert delta["time"] == pytest.approx(view.time - snapshot.time - 0.001, abs=1e-6)
+    assert set(full["stat"]) == {
+        "used", "kept", "empty", "shared", "hits", "evicted", "running", "waiting", "finished",
+        "scheduled", "decode", "prefill", "recompute", "cached", "prompt_tokens",
+        "cached_tokens", "output_tokens", "preemptions", "evictions", "step_ms", "tokens_per_s",
+    }  # fmt: skip
+    row = {"id", "slot", "state", "why", "prompt", "cached", "computed", "output", "lost", "max",
+           "blocks", "shared", "preemptions", "arrived", "ended", "prompt_text"}  # fmt: skip
+    assert set(full["rows"][0]) == row | {"text"}
+    # a delta leaves out what did not change
+    assert delta["rows"] == [
+        {
+            "id": "r1",
+            "state": "running",
+            "why": "prefill: 3 tokens",
+            "computed": 3,
+            "output": 1,
+            "blocks": 1,
+            "add": view.requests["r1"].text,
+        }
+    ]
+    assert full["stat"]["step_ms"] is None
+    assert delta["stat"]["step_ms"] == pytest.approx(2.0)
+
+
+def test_nothing_changed_is_an_empty_delta(tiny_engine):
+    engine = tiny_engine(num_blocks=60)
+    view = EngineView(engine.snapshot())
+    encoder = PictureEncoder(view)
+    encoder.full("ready")
+    frame = encoder.delta("ready")
+
+    assert frame.header["rows"] == frame.header["cells"] == frame.header["gone"] == []
+    assert [len(column) for column in frame.columns] == [0] * 5
+
+
+def test_many_changes_make_a_full_frame(tiny_engine):
+    engine = tiny_engine(num_blocks=21, block_size=1)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    encoder = PictureEncoder(view)
+    encoder.full("ready")
+    engine.add("abcd", max_tokens=9)
+    engine.step()
+    assert encoder.delta("live").header["k"] == "delta"
+    engine.add("abcabc", max_tokens=9)
+    engine.step()
+
+    assert encoder.delta("live").header["k"] == "full"
+
+
+def plain_view(num_blocks, **options):
+    info = EngineInfo(
+        model="m",
+        block_size=16,
+        num_blocks=num_blocks,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=1024,
+    )
+    return EngineView(EngineSnapshot(info=info, free_queue=range(1, num_blocks)), **options)
+
+
+def arrive(view, count, prompt="hi"):
+    for number in range(count):
+        view.apply(
+            EngineCoreRequest(
+                request_id=f"r{number}",
+                prompt_token_ids=(1, 2),
+                sampling_params=SamplingParams(),
+                prompt=prompt,
+                prompt_offsets=(1, len(prompt)),
+            )
+        )
+
+
+def test_a_long_list_is_cut_and_says_so():
+    view = plain_view(64)
+    arrive(view, 250)
+    header = PictureEncoder(view).full("live").header
+
+    assert [row["id"] for row in header["rows"]] == [f"r{n}" for n in range(100)]
+    assert header["note"] == "100 requests are listed; 150 more wait"
+
+
+def test_words_for_blocks_stop_at_2048_blocks():
+    small, large = plain_view(2048), plain_view(2049)
+    for view in (small, large):
+        arrive(view, 1)
+    assert PictureEncoder(large).full("live").header["cells"] == []
+    assert len(PictureEncoder(large).full("live").columns[0]) == 2049
+
+
+def test_a_million_blocks_are_fine_and_a_delta_of_them_is_small():
+    view = plain_view(1_000_000)
+    encoder = PictureEncoder(view)
+    full = encoder.full("ready")
+    arrive(view, 1)
+    delta = encoder.delta("live")
+
+    assert [column.nbytes for column in full.columns] == [1_000_000] * 4
+    assert delta.header["k"] == "delta"
+    assert sum(column.nbytes for column in delta.columns) == 0
+    assert full.columns[0][0] == 255
+    assert full.columns[1][0] == NULL
+
+
+def test_hostile_text_goes_through_and_is_only_made_shorter():
+    hostile = "</script><img src=x onerror=alert(1)>\u202e\x00" + "x" * 500
+    view = plain_view(64)
+    arrive(view, 1, prompt=hostile)
+    row = PictureEncoder(view).full("live").header["rows"][0]
+    assert row["prompt_text"] == hostile[-120:]
+
+    view = plain_view(64)
+    arrive(view, 1, prompt=hostile[:60])
+    row = PictureEncoder(view).full("live").header["rows"][0]
+    assert row["prompt_text"] == hostile[:60]
+
+
+def test_half_a_character_does_not_break_the_message():
+    view = plain_view(64)
+    arrive(view, 1, prompt="a\ud800b")
+    header = PictureEncoder(view).full("live").header
+
+    assert header["rows"][0]["prompt_text"] == "a?b"
+    json.dumps(header, ensure_ascii=False).encode("utf-8")
+
+
+def test_a_frame_does_not_change_with_the_view(tiny_engine):
+    engine = tiny_engine()
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    encoder = PictureEncoder(view)
+    frame = encoder.full("ready")
+    before = json.dumps(frame.to_page())
+    engine.add("abc")
+    engine.run()
+    encoder.delta("live")
+
+    assert json.dumps(frame.to_page()) == before
