@@ -37,6 +37,7 @@ import { createTimeline, stepSummary } from "./timeline.js";
  * @property {number} [height]     px before it scrolls, 0 for no limit
  * @property {string[]} [views]     "blocks", "requests"; none named: all of them
  * @property {boolean} [isLive]
+ * @property {(theme: Theme) => void} [onTheme]  told at the start and after each change
  * @property {(entry: number) => void} [onSeek]
  * @property {(action: import("./core/keys.js").Action) => boolean} [onAction]
  */
@@ -44,6 +45,8 @@ import { createTimeline, stepSummary } from "./timeline.js";
 /** Least widths in px at 12 px text. */
 const WIDE = 1100;
 const NARROW = 560;
+/** From here on the table of requests has room for texts. */
+const TEXT_IN_TABLE = 1400;
 const MAP_HEIGHT = { wide: 292, narrow: 286, tiny: 240 };
 const SMALLEST_TEXT = 11;
 const LARGEST_TEXT = 18;
@@ -67,7 +70,7 @@ export function widthClass(width, textSize) {
  * @param {Options} [options]
  */
 export function createDashboard(host, options = {}) {
-  const { isLive = false, onSeek, onAction = () => false } = options;
+  const { isLive = false, onSeek, onTheme = () => {}, onAction = () => false } = options;
   const link = createLink();
   /** @type {(() => void)[]} */
   const cleanups = [];
@@ -114,8 +117,11 @@ export function createDashboard(host, options = {}) {
   let textSize = 12;
   /** @type {Theme} */
   let theme = applyTheme(root, choice, textSize);
+  onTheme(theme);
   /** @type {Shown | null} */
   let shown = null;
+  /** @type {(import("./core/picture.js").Tracker & {picture: Picture}) | null} */
+  let tracker = null;
   /** @type {Width | ""} */
   let width = "";
   let isTables = false;
@@ -137,24 +143,38 @@ export function createDashboard(host, options = {}) {
     });
   }
 
+  /** @param {Picture} picture */
+  function takeChanges(picture) {
+    if (tracker?.picture !== picture) {
+      tracker?.end();
+      tracker = Object.assign(picture.track(), { picture });
+    }
+    return tracker.take();
+  }
+
   /** Draws what has changed in the picture since the last time. */
   function draw() {
     if (!shown || !root.clientWidth) return;
     const { picture, history, cursor } = shown;
     const now = widthClass(root.clientWidth, textSize);
-    if (now !== width) {
+    // The texts stand beside the map where the table of requests has no room for them.
+    const hasTexts =
+      now === "narrow" || (now === "wide" && root.clientWidth * 12 < TEXT_IN_TABLE * textSize);
+    if (now !== width || hasTexts !== (root.dataset.texts === "beside")) {
       width = now;
       root.dataset.width = now;
+      root.dataset.texts = hasTexts ? "beside" : "inside";
       mustDrawAll = true;
     }
-    const changes = picture.takeChanges();
+    const changes = takeChanges(picture);
     if (mustDrawAll) {
       changes.all = true;
       mustDrawAll = false;
     }
     if (changes.all || changes.list) fitNames(picture);
     const phase = isGone ? "dead" : picture.phase;
-    const isTrouble = (history.entries[cursor]?.preempted.length ?? 0) > 0;
+    const preempted = history.entries[cursor]?.preempted ?? [];
+    const isTrouble = preempted.length > 0;
     const isNarrow = now !== "wide";
     views.header.update(picture, { phase, isTrouble, say });
     views.banner.update(picture, { phase, isGone, isLive });
@@ -165,8 +185,8 @@ export function createDashboard(host, options = {}) {
       changes,
       height: Math.round((MAP_HEIGHT[now] * textSize) / 12),
     });
-    if (now === "narrow") views.texts.update(picture, { theme, changes });
-    views.requests.update(picture, { theme, changes });
+    if (hasTexts) views.texts.update(picture, { theme, changes });
+    views.requests.update(picture, { theme, changes, preempted });
     drawNext(next, picture, theme.colours, link.lit);
     views.legend.update(history.occurred, theme);
     setText(time.sub, stepSummary(picture, history, cursor));
@@ -231,6 +251,7 @@ export function createDashboard(host, options = {}) {
 
   function retheme() {
     theme = applyTheme(root, choice, textSize);
+    onTheme(theme);
     mustDrawAll = true;
     schedule();
   }
@@ -352,6 +373,7 @@ export function createDashboard(host, options = {}) {
       if (announcing !== null) clearTimeout(announcing);
       for (const cleanup of cleanups) cleanup();
       for (const view of Object.values(views)) view.destroy();
+      tracker?.end();
       root.remove();
       shown = null;
     },

@@ -3,12 +3,9 @@
  * The dashboard as an anywidget: frames come as messages, acknowledgements and commands go back.
  */
 import { createCommands, createLiveControls } from "./commands.js";
-import { columnsFromBuffers } from "./core/columns.js";
-import { History } from "./core/history.js";
-import { Picture } from "./core/picture.js";
+import { h } from "./core/dom.js";
+import { Stream } from "./core/stream.js";
 import { createDashboard } from "./dashboard.js";
-
-/** @typedef {import("./core/picture.js").Frame} Frame */
 
 /**
  * The part of anywidget's model that is used here.
@@ -16,33 +13,45 @@ import { createDashboard } from "./dashboard.js";
  * @property {(name: string) => any} get
  * @property {(event: string, listener: (...values: any[]) => void) => void} on
  * @property {(event: string, listener: (...values: any[]) => void) => void} off
- * @property {(message: unknown) => void} send
+ * @property {(message: any) => void} send
  */
 
-/** @typedef {{frames: number, drawn: number, seq: number, gaps: number, errors: string[]}} Counts */
-
-const RESYNC_AGAIN_MS = 1000;
-const MOST_ERRORS = 20;
+/** anywidget calls this once for each model; views of a model come and go. */
+export default function createWidget() {
+  /** @type {Stream | null} */
+  let stream = null;
+  return {
+    /** @param {{model: Model}} given */
+    initialize({ model }) {
+      const made = new Stream((message) => model.send(message));
+      stream = made;
+      /** @type {(message: any, buffers?: DataView[]) => void} */
+      const receive = (message, buffers) => made.receive(message, buffers);
+      model.on("msg:custom", receive);
+      return () => model.off("msg:custom", receive);
+    },
+    /** @param {{model: Model, el: HTMLElement}} given */
+    render({ model, el }) {
+      if (!stream) throw new Error("render comes after initialize");
+      return renderView(stream, model, el);
+    },
+  };
+}
 
 /**
- * @param {{model: Model, el: HTMLElement}} given
+ * @param {Stream} stream
+ * @param {Model} model
+ * @param {HTMLElement} el
  * @returns {() => void}
  */
-function render({ model, el }) {
-  /** @type {Counts} */
-  const counts = { frames: 0, drawn: 0, seq: -1, gaps: 0, errors: [] };
-  const picture = new Picture();
-  const history = new History();
+function renderView(stream, model, el) {
+  /** @type {(() => void)[]} */
+  const cleanups = [];
+  let drawn = 0;
   let isVisible = true;
-  let isWaitingForFull = false;
-  let lastResync = 0;
   /** @type {number | null} */
   let frame = null;
 
-  const commands = createCommands(
-    (message) => model.send(message),
-    (words) => dashboard.setSay(words),
-  );
   const dashboard = createDashboard(el, {
     theme: model.get("theme") ?? "auto",
     title: model.get("title") ?? "",
@@ -51,145 +60,111 @@ function render({ model, el }) {
     isLive: true,
     onAction: (action) => controls.perform(action),
   });
-  const buttons = document.createElement("span");
+  const commands = createCommands(
+    (message) => stream.send(message),
+    (words) => dashboard.setSay(words),
+  );
+  const buttons = h("span", { class: "lms-transport" });
   dashboard.helpButton.before(buttons);
   const controls = createLiveControls(buttons, (op) => commands.send(op));
   controls.allow(model.get("commands") ?? []);
 
-  /** @param {unknown} error */
-  function report(error) {
-    const words = error instanceof Error ? error.message : String(error);
-    counts.errors.push(words);
-    counts.errors.splice(0, counts.errors.length - MOST_ERRORS);
-    dashboard.setTrouble(words);
-  }
-
-  function isHidden() {
-    return document.hidden || !isVisible;
-  }
-
-  function acknowledge() {
-    model.send({ k: "ack", seq: picture.seq, hidden: isHidden(), epoch: picture.epoch });
-  }
-
-  function askForAll() {
-    isWaitingForFull = true;
-    if (Date.now() - lastResync < RESYNC_AGAIN_MS) return;
-    lastResync = Date.now();
-    model.send({ k: "resync" });
-  }
+  const viewer = {
+    isHidden: () => document.hidden || !isVisible,
+    show() {
+      controls.show(stream.picture.phase);
+      if (!viewer.isHidden() && frame === null) frame = requestAnimationFrame(draw);
+    },
+    fail: (/** @type {string} */ words) => dashboard.setTrouble(words),
+    answer: (/** @type {any} */ reply) => dashboard.setTrouble(commands.answer(reply)),
+    gone: () => dashboard.setGone(),
+  };
 
   function draw() {
     frame = null;
+    const { picture, history } = stream;
     try {
       dashboard.update({ picture, history, cursor: history.length - 1 });
-      counts.drawn++;
+      drawn++;
     } catch (error) {
-      report(error);
+      stream.report(error);
     }
-    acknowledge();
-  }
-
-  /**
-   * @param {Frame} message
-   * @param {(DataView | ArrayBuffer)[]} buffers
-   */
-  function take(message, buffers) {
-    const result = picture.apply(message, columnsFromBuffers(message, buffers));
-    if (result === "gap") {
-      if (!isWaitingForFull) counts.gaps++;
-      askForAll();
-      return;
-    }
-    if (result === "old") return;
-    if (message.k === "full") {
-      isWaitingForFull = false;
-      lastResync = 0;
-    }
-    history.record(picture);
-    controls.show(picture.phase);
-    counts.frames++;
-    counts.seq = picture.seq;
-    // A hidden page gets no animation frames; it keeps the picture and says so.
-    if (isHidden()) acknowledge();
-    else if (frame === null) frame = requestAnimationFrame(draw);
-  }
-
-  /**
-   * @param {any} message
-   * @param {(DataView | ArrayBuffer)[]} [buffers]
-   */
-  function onMessage(message, buffers = []) {
-    try {
-      if (message?.k === "full" || message?.k === "delta") take(message, buffers);
-      else if (message?.k === "reply") {
-        const error = commands.answer(message);
-        dashboard.setTrouble(error);
-      }
-    } catch (error) {
-      report(error);
-      askForAll();
-    }
+    stream.acknowledge();
   }
 
   function onVisible() {
-    if (picture.seq < 0 || isHidden() || frame !== null) return;
-    frame = requestAnimationFrame(draw);
+    if (stream.picture.seq >= 0) viewer.show();
   }
 
-  const onTheme = () => dashboard.setTheme(model.get("theme") ?? "auto");
-  const onViews = () => dashboard.setViews(model.get("views") ?? []);
-  const onCommands = () => controls.allow(model.get("commands") ?? []);
-  const onGone = () => dashboard.setGone();
-  model.on("msg:custom", onMessage);
-  model.on("change:theme", onTheme);
-  model.on("change:views", onViews);
-  model.on("change:commands", onCommands);
-  model.on("comm_live_update", onGone);
-  model.on("destroy", onGone);
+  /** @type {[string, () => void][]} */
+  const events = [
+    ["change:theme", () => dashboard.setTheme(model.get("theme") ?? "auto")],
+    ["change:views", () => dashboard.setViews(model.get("views") ?? [])],
+    ["change:commands", () => controls.allow(model.get("commands") ?? [])],
+    ["comm_live_update", () => dashboard.setGone()],
+    ["destroy", () => dashboard.setGone()],
+  ];
+  for (const [name, listener] of events) {
+    model.on(name, listener);
+    cleanups.push(() => model.off(name, listener));
+  }
   document.addEventListener("visibilitychange", onVisible);
-  /** @type {IntersectionObserver | null} */
-  let observer = null;
+  cleanups.push(() => document.removeEventListener("visibilitychange", onVisible));
   if (globalThis.IntersectionObserver) {
-    observer = new IntersectionObserver((entries) => {
+    const observer = new IntersectionObserver((entries) => {
       isVisible = entries[entries.length - 1].isIntersecting;
       onVisible();
     });
     observer.observe(dashboard.root);
+    cleanups.push(() => observer.disconnect());
   }
-
-  const handle = Object.assign(el, { lmscopeTest: counts });
-  const views = viewsForTests();
-  views.push(handle);
-  model.send({ k: "ready" });
+  cleanups.push(showToTests(el, stream, () => drawn));
+  cleanups.push(stream.add(viewer));
+  onVisible();
 
   return () => {
     if (frame !== null) cancelAnimationFrame(frame);
-    model.off("msg:custom", onMessage);
-    model.off("change:theme", onTheme);
-    model.off("change:views", onViews);
-    model.off("change:commands", onCommands);
-    model.off("comm_live_update", onGone);
-    model.off("destroy", onGone);
-    document.removeEventListener("visibilitychange", onVisible);
-    observer?.disconnect();
+    for (const cleanup of cleanups) cleanup();
     commands.destroy();
     controls.destroy();
     dashboard.destroy();
-    views.splice(views.indexOf(handle), 1);
   };
 }
 
 /**
- * The views alive in this page, for tests in a browser.
- * @returns {HTMLElement[]}
+ * Lets a test in a browser see how far a view is: `el.lmscopeTest`, and all views of the page
+ * in `__lmscope_views`.
+ * @param {HTMLElement} el
+ * @param {Stream} stream
+ * @param {() => number} drawn
+ * @returns {() => void}
  */
-function viewsForTests() {
+function showToTests(el, stream, drawn) {
   const page = /** @type {{__lmscope_views?: HTMLElement[]}} */ (
     /** @type {unknown} */ (globalThis)
   );
   page.__lmscope_views ??= [];
-  return page.__lmscope_views;
+  const views = page.__lmscope_views;
+  const lmscopeTest = {
+    get frames() {
+      return stream.frames;
+    },
+    get drawn() {
+      return drawn();
+    },
+    get seq() {
+      return stream.picture.seq;
+    },
+    get gaps() {
+      return stream.gaps;
+    },
+    get errors() {
+      return stream.errors;
+    },
+  };
+  views.push(Object.assign(el, { lmscopeTest }));
+  return () => {
+    const place = views.indexOf(el);
+    if (place >= 0) views.splice(place, 1);
+  };
 }
-
-export default { render };

@@ -30,8 +30,9 @@ export async function readFrames(text) {
  * @param {HTMLElement} root
  * @param {Frame[]} frames
  * @param {URLSearchParams} [settings]  step, theme, sel
+ * @param {(theme: import("./core/theme.js").Theme) => void} [onTheme]
  */
-export function showRun(root, frames, settings = new URLSearchParams()) {
+export function showRun(root, frames, settings = new URLSearchParams(), onTheme = () => {}) {
   const player = new Player(frames);
   const { history } = player;
   const asked = settings.get("theme");
@@ -46,6 +47,7 @@ export function showRun(root, frames, settings = new URLSearchParams()) {
 
   const dashboard = createDashboard(root, {
     theme,
+    onTheme,
     onSeek: (place) => {
       transport.stop();
       seek(place);
@@ -77,6 +79,16 @@ export function showRun(root, frames, settings = new URLSearchParams()) {
   };
 }
 
+/**
+ * The page around the dashboard is of its colour.
+ * @param {import("./core/theme.js").Theme} theme
+ */
+function paintPage({ colours }) {
+  document.body.style.margin = "0";
+  document.documentElement.style.background = colours.background;
+  document.documentElement.style.colorScheme = colours.name;
+}
+
 async function start() {
   const data = document.getElementById(DATA_ID);
   if (!data) return;
@@ -84,7 +96,7 @@ async function start() {
     document.getElementById(ROOT_ID) ?? document.body.appendChild(h("div", { id: ROOT_ID }));
   const settings = () => new URLSearchParams(location.hash.slice(1));
   try {
-    const run = showRun(root, await readFrames(data.textContent ?? ""), settings());
+    const run = showRun(root, await readFrames(data.textContent ?? ""), settings(), paintPage);
     Object.assign(globalThis, { __lmscope_page: run });
     window.addEventListener("hashchange", () => {
       const step = settings().get("step");

@@ -40,15 +40,20 @@ export function createRequests(root, link) {
 
   /**
    * @param {Picture} picture
-   * @param {{theme: Theme, changes: import("./core/picture.js").Changes}} look
+   * @param {{theme: Theme, changes: import("./core/picture.js").Changes, preempted: string[]}} look
+   *   `preempted` in this step: news, where an older preemption is not
    */
-  function update(picture, { theme, changes }) {
+  function update(picture, { theme, changes, preempted }) {
     const look = [theme.colours.name, theme.colours.background, link.lit, link.selected].join();
     const isNew = look !== drawnLook || changes.all || changes.list;
-    const rows = isNew || changes.rows.size ? order(picture).slice(0, MOST_LINES) : [];
+    const rows = order(picture).slice(0, MOST_LINES);
     if (isNew || changes.rows.size) place(rows, picture);
     for (const row of rows) {
-      if (isNew || changes.rows.has(row.id)) lines.get(row.id)?.update(row, theme, link);
+      const line = lines.get(row.id);
+      const isNews = preempted.includes(row.id);
+      if (isNew || changes.rows.has(row.id) || line?.isNews !== isNews) {
+        line?.update(row, theme, link, isNews);
+      }
     }
     drawnLook = look;
     table.hidden = picture.rows.size === 0;
@@ -141,21 +146,28 @@ function createLine(id, link) {
   });
   let shownState = "";
   let shownWhy = "";
+  let shownNews = false;
 
   return {
     element,
+    get isNews() {
+      return shownNews;
+    },
     /**
      * @param {Row} row
      * @param {Theme} theme
      * @param {Link} from
+     * @param {boolean} isNews  preempted in this step
      */
-    update(row, theme, from) {
+    update(row, theme, from, isNews) {
+      shownNews = isNews;
       paintChip(chip, theme.colours, row, from);
-      if (row.state !== shownState) {
-        shownState = row.state;
-        element.dataset.state = row.state;
-        mark.replaceChildren(icon(ICONS[row.state]));
-        setAttribute(mark, "title", row.state);
+      const state = isNews ? "preempted" : row.state === "preempted" ? "waiting" : row.state;
+      if (state !== shownState) {
+        shownState = state;
+        element.dataset.state = state;
+        mark.replaceChildren(icon(ICONS[state]));
+        setAttribute(mark, "title", state);
       }
       if (row.why !== shownWhy) {
         shownWhy = row.why;
@@ -168,7 +180,7 @@ function createLine(id, link) {
       );
       setText(cells[4], row.cached ? count(row.cached) : MISSING);
       setText(cells[5], row.preemptions ? count(row.preemptions) : MISSING);
-      cells[5].classList.toggle("lms-bad", row.preemptions > 0);
+      cells[5].classList.toggle("lms-bad", isNews);
       element.classList.toggle("lms-lit", from.lit === row.id);
       element.classList.toggle("lms-dim", from.lit !== null && from.lit !== row.id);
       flow.update(row);

@@ -43,6 +43,7 @@ function mapOf(picture, link = createLink()) {
   const root = page.document.createElement("div");
   page.document.body.append(root);
   const context = recordingContext();
+  const tracker = picture.track();
   let redraws = 0;
   const map = createBlockMap(root, link, {
     context,
@@ -50,7 +51,7 @@ function mapOf(picture, link = createLink()) {
       redraws++;
     },
   });
-  const look = () => ({ theme: THEME, changes: picture.takeChanges(), height: 292 });
+  const look = () => ({ theme: THEME, changes: tracker.take(), height: 292 });
   return {
     root,
     context,

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
-import widget from "../src/dashboard_widget.js";
+import createWidget from "../src/dashboard_widget.js";
 import { buffers, delta, EMPTY_BLOCK, full, NULL_BLOCK, randomRun, row } from "./frames.js";
 import { countListeners, openPage } from "./page.js";
 
@@ -45,9 +45,22 @@ function open(traits) {
   const model = fakeModel(traits);
   const el = page.document.createElement("div");
   page.document.body.append(el);
-  const cleanup = widget.render({ model, el });
+  const widget = createWidget();
+  const end = widget.initialize({ model });
+  const endView = widget.render({ model, el });
   page.tick();
-  return { model, el, cleanup, pill: () => el.querySelector(".lms-pill").textContent };
+  const cleanup = () => {
+    endView();
+    end();
+  };
+  return {
+    model,
+    el,
+    widget,
+    endView,
+    cleanup,
+    pill: () => el.querySelector(".lms-pill").textContent,
+  };
 }
 
 const FIRST = full([NULL_BLOCK, [0, 1, 1, 2], EMPTY_BLOCK], { rows: [row("a")] });
@@ -127,6 +140,53 @@ test("a frame that makes no sense is told in one line and mended", () => {
   model.frame({ ...FIRST, seq: 2 });
   page.tick();
   assert.equal(el.lmscopeTest.seq, 2);
+  cleanup();
+});
+
+test("a view that comes again has the whole timeline at once", () => {
+  const { deltas } = randomRun(5);
+  const { model, widget, endView, cleanup } = open();
+  for (const frame of deltas.slice(0, 9)) model.frame(frame);
+  page.tick();
+  endView();
+  model.frame(deltas[9]);
+  assert.ok(!model.kinds().includes("resync"));
+  const again = page.document.createElement("div");
+  page.document.body.append(again);
+  const endAgain = widget.render({ model, el: again });
+  page.tick();
+  page.key(again.querySelector(".lms"), "T");
+  page.tick();
+  assert.equal(again.querySelector(".lms-p-time .lms-table tbody").children.length, 10);
+  assert.deepEqual(model.sent.at(-1), { k: "ack", seq: 9, hidden: false, epoch: 1 });
+  endAgain();
+  cleanup();
+});
+
+test("two views of a model draw the same frames and acknowledge them once", () => {
+  const { model, el, widget, cleanup } = open();
+  const second = page.document.createElement("div");
+  page.document.body.append(second);
+  const endSecond = widget.render({ model, el: second });
+  model.frame(FIRST);
+  model.frame(delta([], { rows: [{ id: "a", add: " and" }] }));
+  page.tick();
+  for (const view of [el, second]) assert.ok(view.textContent.includes("Say something yes and"));
+  assert.equal(model.kinds().filter((kind) => kind === "ack").length, 1);
+  endSecond();
+  cleanup();
+});
+
+test("when nobody takes a command any more the view says so", () => {
+  const { model, el, cleanup, pill } = open({ commands: ["pause"] });
+  model.frame(FIRST);
+  page.tick();
+  model.send = () => {
+    throw new Error("Comm is disposed");
+  };
+  page.key(el.querySelector(".lms"), " ");
+  page.tick();
+  assert.equal(pill(), "Disconnected");
   cleanup();
 });
 

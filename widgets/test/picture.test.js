@@ -121,14 +121,18 @@ test("changes name the blocks of a delta and those that were or are next", () =>
   const picture = pictureOf(
     full([NULL_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK, EMPTY_BLOCK], { next: [1, 2] }),
   );
-  assert.equal(picture.takeChanges().all, true);
+  const [tracker, other] = [picture.track(), picture.track()];
+  assert.equal(tracker.take().all, true);
   const frame = delta([[3, 0, 1, 1, 1]], { next: [2], rows: [row("a")] });
   picture.apply(frame, columns(frame));
-  const changes = picture.takeChanges();
+  const changes = tracker.take();
   assert.deepEqual([...changes.blocks].sort(), [1, 2, 3]);
   assert.deepEqual([...changes.rows], ["a"]);
   assert.equal(changes.list, true);
-  assert.equal(picture.takeChanges().blocks.size, 0);
+  assert.equal(tracker.take().blocks.size, 0);
+  assert.equal(other.take().blocks.size, 3);
+  other.end();
+  assert.equal(picture.trackers.size, 1);
 });
 
 test("a block that became empty loses its words", () => {

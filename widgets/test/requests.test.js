@@ -21,7 +21,9 @@ function viewOf(picture, make = createRequests) {
   page.document.body.append(root);
   const link = createLink();
   const view = make(root, link);
-  const draw = () => view.update(picture, { theme: THEME, changes: picture.takeChanges() });
+  const tracker = picture.track();
+  const draw = (preempted = []) =>
+    view.update(picture, { theme: THEME, changes: tracker.take(), preempted });
   draw();
   return { root, link, view, draw };
 }
@@ -134,6 +136,19 @@ test("a bar shows what was computed, cached, given up, and where the prompt ends
   assert.equal(part("lost").hidden, false);
   assert.equal(part("lost").style.width, "75%");
   assert.equal(part("cached").hidden, true);
+});
+
+test("a preemption is in the colour of trouble in its own step only", () => {
+  const lost = row("a", { state: "preempted", preemptions: 1 });
+  const { root, draw } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [lost] })));
+  const line = root.querySelector('[data-id="a"]');
+  assert.equal(line.dataset.state, "waiting");
+  draw(["a"]);
+  assert.equal(line.dataset.state, "preempted");
+  assert.ok(line.querySelector(".lms-c5").classList.contains("lms-bad"));
+  draw([]);
+  assert.equal(line.dataset.state, "waiting");
+  assert.ok(!line.querySelector(".lms-c5").classList.contains("lms-bad"));
 });
 
 test("pointing at a line lights it, a click on its name keeps it lit", () => {

@@ -39,6 +39,7 @@
  * @property {number} output
  * @property {number} preemptions
  * @property {number} lost
+ * @property {boolean} isRunning
  * @property {number} most  tokens computed at the best of times
  */
 
@@ -134,7 +135,7 @@ export class History {
       if (row.state === "finished" && !(row.ended !== null && row.ended >= entry.from)) return;
       lane = {
         ...{ id: row.id, slot: row.slot, first: number, last: null, isFull: false },
-        ...{ sawArrival: row.arrived >= entry.from, marks: [] },
+        ...{ sawArrival: number > 0 || row.arrived >= entry.from, marks: [] },
       };
       this.lanes.set(row.id, lane);
     }
@@ -155,6 +156,7 @@ export class History {
         preemptions: row.preemptions,
         lost: row.lost,
       },
+      isRunning: row.state === "running",
       // What a preemption gave up says how far it was, even when no frame came in between.
       most: Math.max(before?.most ?? 0, row.computed, row.lost - (before?.lost ?? row.lost)),
     });
@@ -222,6 +224,10 @@ function markOf(row, before, stat) {
   const preempted = row.preemptions > (before?.preemptions ?? 0);
   const start = before && !preempted ? before.computed : 0;
   const advanced = row.computed - start;
+  if (row.state === "finished" && advanced <= 0 && before?.isRunning) {
+    // Its last token was computed in the entry before; in this one it only ended.
+    return { work: "decode", tokens: 0, cached: 0, blocks: row.blocks, preempted };
+  }
   if (row.state === "waiting" || row.state === "preempted" || advanced <= 0) {
     return { work: "waiting", tokens: 0, cached: 0, blocks: row.blocks, preempted };
   }

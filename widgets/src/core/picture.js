@@ -140,8 +140,8 @@ export class Picture {
     this.fill = new Uint8Array(0);
     /** First slot of a block that was written in this step. */
     this.writtenFrom = new Uint8Array(0);
-    /** @type {Changes} */
-    this.changes = { all: true, blocks: new Set(), rows: new Set(), list: true };
+    /** @type {Set<Tracker>} */
+    this.trackers = new Set();
   }
 
   get numBlocks() {
@@ -175,17 +175,20 @@ export class Picture {
     this.phase = frame.phase;
     this.note = frame.note ?? "";
     this.stat = { ...NO_STAT, ...frame.stat };
-    for (const block of this.next) this.changes.blocks.add(block);
+    const before = this.next;
     this.next = frame.next ?? [];
-    for (const block of this.next) this.changes.blocks.add(block);
+    this.#changed(({ blocks }) => {
+      for (const block of before) blocks.add(block);
+      for (const block of this.next) blocks.add(block);
+    });
     return "applied";
   }
 
-  /** What has changed since the last call. @returns {Changes} */
-  takeChanges() {
-    const { changes } = this;
-    this.changes = { all: false, blocks: new Set(), rows: new Set(), list: false };
-    return changes;
+  /** Starts to note what changes, for one view. */
+  track() {
+    const tracker = new Tracker(() => this.trackers.delete(tracker));
+    this.trackers.add(tracker);
+    return tracker;
   }
 
   /**
@@ -227,8 +230,10 @@ export class Picture {
     this.info = frame.info ?? this.info;
     this.rows = new Map(frame.rows.map((row) => [row.id, completeRow(row)]));
     this.cells = new Map((frame.cells ?? []).map((cell) => [cell[0], cell]));
-    this.changes.all = true;
-    this.changes.list = true;
+    this.#changed((changes) => {
+      changes.all = true;
+      changes.list = true;
+    });
   }
 
   /**
@@ -249,22 +254,43 @@ export class Picture {
       this.ref[block] = columns.ref[k];
       this.fill[block] = columns.fill[k];
       if ((columns.state[k] & 0xf) === EMPTY) this.cells.delete(block);
-      this.changes.blocks.add(block);
     }
-    for (const cell of frame.cells ?? []) {
-      this.cells.set(cell[0], cell);
-      this.changes.blocks.add(cell[0]);
-    }
-    for (const id of frame.gone ?? []) {
-      this.rows.delete(id);
-      this.changes.list = true;
-    }
+    for (const cell of frame.cells ?? []) this.cells.set(cell[0], cell);
+    let isNewList = (frame.gone?.length ?? 0) > 0;
+    for (const id of frame.gone ?? []) this.rows.delete(id);
     for (const row of frame.rows) {
       const old = this.rows.get(row.id);
-      if (!old) this.changes.list = true;
+      if (!old) isNewList = true;
       this.rows.set(row.id, old ? mergeRow(old, row) : completeRow(row));
-      this.changes.rows.add(row.id);
     }
+    this.#changed((changes) => {
+      for (const block of ids) changes.blocks.add(block);
+      for (const cell of frame.cells ?? []) changes.blocks.add(cell[0]);
+      for (const row of frame.rows) changes.rows.add(row.id);
+      changes.list ||= isNewList;
+    });
+  }
+
+  /** @param {(changes: Changes) => void} note */
+  #changed(note) {
+    for (const tracker of this.trackers) note(tracker.changes);
+  }
+}
+
+/** What has changed since a view has last looked; at first, everything. */
+export class Tracker {
+  /** @param {() => void} end  stops it */
+  constructor(end) {
+    /** @type {Changes} */
+    this.changes = { all: true, blocks: new Set(), rows: new Set(), list: true };
+    this.end = end;
+  }
+
+  /** @returns {Changes} */
+  take() {
+    const { changes } = this;
+    this.changes = { all: false, blocks: new Set(), rows: new Set(), list: false };
+    return changes;
   }
 }
 

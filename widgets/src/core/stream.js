@@ -1,0 +1,125 @@
+// @ts-check
+/**
+ * What comes from Python, for all views of one model: it keeps the picture and its history, asks
+ * for a full frame when one is missing, and acknowledges what the views have drawn.
+ */
+import { columnsFromBuffers } from "./columns.js";
+import { History } from "./history.js";
+import { Picture } from "./picture.js";
+
+/** @typedef {import("./picture.js").Frame} Frame */
+/** @typedef {import("./picture.js").Row} Row */
+
+/**
+ * @typedef {object} Viewer
+ * @property {() => boolean} isHidden
+ * @property {() => void} show            the picture has changed
+ * @property {(words: string) => void} fail  one line about what went wrong, "" when it is mended
+ * @property {(reply: any) => void} answer
+ * @property {() => void} gone            nobody listens any more
+ */
+
+const ASK_AGAIN_MS = 1000;
+const MOST_ERRORS = 20;
+
+export class Stream {
+  /** @param {(message: unknown) => void} post  throws when nobody listens any more */
+  constructor(post) {
+    this.picture = new Picture();
+    this.history = new History();
+    this.frames = 0;
+    this.gaps = 0;
+    /** @type {string[]} */
+    this.errors = [];
+    /** @type {Set<Viewer>} */
+    this.viewers = new Set();
+    this.post = post;
+    this.isWaitingForFull = false;
+    this.askedAt = Number.NEGATIVE_INFINITY;
+    /** What was said last, so that it is not said again. */
+    this.acknowledged = "";
+  }
+
+  /**
+   * @param {Viewer} viewer
+   * @returns {() => void} what ends it
+   */
+  add(viewer) {
+    this.viewers.add(viewer);
+    this.send({ k: "ready" });
+    return () => this.viewers.delete(viewer);
+  }
+
+  /** @param {unknown} message */
+  send(message) {
+    try {
+      this.post(message);
+    } catch {
+      for (const viewer of this.viewers) viewer.gone();
+    }
+  }
+
+  /**
+   * Takes any message; those it does not know are ignored.
+   * @param {any} message
+   * @param {(DataView | ArrayBuffer)[]} [buffers]
+   */
+  receive(message, buffers = []) {
+    try {
+      if (message?.k === "full" || message?.k === "delta") this.#take(message, buffers);
+      else if (message?.k === "reply") for (const viewer of this.viewers) viewer.answer(message);
+    } catch (error) {
+      this.report(error);
+      this.#ask();
+    }
+  }
+
+  /** @param {unknown} error */
+  report(error) {
+    const words = error instanceof Error ? error.message : String(error);
+    this.errors.push(words);
+    this.errors.splice(0, this.errors.length - MOST_ERRORS);
+    for (const viewer of this.viewers) viewer.fail(words);
+  }
+
+  /** Says that the picture is on a screen, or would be if a view were visible. */
+  acknowledge() {
+    const { seq, epoch } = this.picture;
+    const hidden = [...this.viewers].every((viewer) => viewer.isHidden());
+    const said = `${epoch} ${seq} ${hidden}`;
+    if (seq < 0 || said === this.acknowledged) return;
+    this.acknowledged = said;
+    this.send({ k: "ack", seq, hidden, epoch });
+  }
+
+  /**
+   * @param {Frame} frame
+   * @param {(DataView | ArrayBuffer)[]} buffers
+   */
+  #take(frame, buffers) {
+    const result = this.picture.apply(frame, columnsFromBuffers(frame, buffers));
+    if (result === "gap") {
+      if (!this.isWaitingForFull) this.gaps++;
+      this.#ask();
+    }
+    if (result !== "applied") return;
+    if (frame.k === "full") {
+      this.isWaitingForFull = false;
+      this.askedAt = Number.NEGATIVE_INFINITY;
+    }
+    this.history.record(this.picture);
+    this.frames++;
+    for (const viewer of this.viewers) viewer.show();
+    // A hidden page gets no animation frames: it keeps the picture and says so.
+    if (this.viewers.size && [...this.viewers].every((viewer) => viewer.isHidden())) {
+      this.acknowledge();
+    }
+  }
+
+  #ask() {
+    this.isWaitingForFull = true;
+    if (Date.now() - this.askedAt < ASK_AGAIN_MS) return;
+    this.askedAt = Date.now();
+    this.send({ k: "resync" });
+  }
+}
