@@ -1,0 +1,74 @@
+"""Dashboard: the view that `lmscope.watch` shows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import traitlets
+
+from lmscope.tap import Source
+from lmscope_widgets.base import LiveView, check_rate
+from lmscope_widgets.protocol import Command
+from lmscope_widgets.pump import Pump
+
+__all__ = ["VIEWS", "Dashboard"]
+
+VIEWS = ("blocks", "requests")
+"""Names of the views that a dashboard can show."""
+
+_STATIC = Path(__file__).with_name("static")
+
+
+class Dashboard(LiveView):
+    """Counts, the block map and a line per request, over one running source.
+
+    source    an LLM or another source of the stream
+    views     names of the views to show, in their order; None: all of them
+    rate_hz   frames a second, above 0 and at most 20
+    """
+
+    # The text and not the path: for a path anywidget keeps every widget of the class alive,
+    # in case the file changes.
+    _esm = (_STATIC / "dashboard_widget.js").read_text(encoding="utf-8")
+    _css = (_STATIC / "dashboard.css").read_text(encoding="utf-8")
+
+    views = traitlets.List(traitlets.Unicode()).tag(sync=True)
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        views: str | Sequence[str] | None = None,
+        rate_hz: float = 10.0,
+        pump: Pump | None = None,
+        **unknown: Any,
+    ) -> None:
+        traits = {"views": _checked_views(views)}
+        super().__init__(source, rate_hz=rate_hz, pump=pump, traits=traits, **unknown)
+
+    def run_command(self, command: Command) -> None:
+        if command.op != "rate":
+            super().run_command(command)
+        if isinstance(command.arg, bool) or not isinstance(command.arg, int | float):
+            raise ValueError(f"rate is {command.arg!r}; it takes a number of frames a second")
+        check_rate(command.arg)
+        if self._feed is not None:
+            self._feed.set_rate(self, command.arg)
+
+
+def _checked_views(views: str | Sequence[str] | None) -> list[str]:
+    """The names of the views to show; ValueError names the nearest one that there is."""
+    if views is None:
+        return list(VIEWS)
+    names = [views] if isinstance(views, str) else list(views)
+    for name in names:
+        if name not in VIEWS:
+            near = difflib.get_close_matches(str(name), VIEWS, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"there is no view {name!r}; did you mean {near!r}? "
+                f"The views are {', '.join(VIEWS)}"
+            )
+    return names or list(VIEWS)

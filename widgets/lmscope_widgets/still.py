@@ -1,0 +1,203 @@
+"""The still picture: what a saved notebook shows where no kernel and no widget is.
+
+An output carries it beside the live view as text/html (one image with alt text, a plain
+table, the text of the requests) and as text/plain. It has to read without any style, for
+GitHub takes styles and scripts away, and it stays below 50 kB whatever is in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmscope_widgets.step_log import StepBar
+from lmscope_widgets.still_map import Bytes
+from lmscope_widgets.still_picture import WIDTH, counts, draw_picture, title
+
+__all__ = ["MOST_BYTES", "alt_text", "escape", "still", "visible"]
+
+MOST_BYTES = 48_000
+"""Most bytes of text/html and text/plain together; an output has 50 kB with the rest."""
+
+_MOST_PLAIN = 4_000
+_MOST_ROWS = 24
+_MOST_TEXTS = 5_000
+_MOST_WHY = 160
+_MOST_ID = 60
+_MOST_ALT = 800
+
+# What to give up, in this order, until the picture fits.
+_QUALITIES: tuple[dict[str, Any], ...] = (
+    {"scale": 2, "shades": 2, "labels": 2},
+    {"scale": 2, "shades": 2, "labels": 1},
+    {"scale": 2, "shades": 1, "labels": 1},
+    {"scale": 2, "shades": 2, "labels": 0},
+    {"scale": 1, "shades": 3, "labels": 1},
+    {"scale": 1, "shades": 1, "labels": 0},
+)
+
+
+def still(
+    frame: Mapping[str, Any],
+    columns: Mapping[str, Bytes],
+    steps: Sequence[StepBar],
+    plain: str,
+) -> dict[str, str]:
+    """text/html and text/plain of a picture, together at most `MOST_BYTES` of UTF-8.
+
+    frame     the header of a full frame
+    columns   its columns, one entry per block
+    steps     bars of the steps since the start
+    plain     the picture in characters
+    """
+    plain = _cut_bytes(visible(plain[: _MOST_PLAIN + 1]), _MOST_PLAIN)
+    words = _table(frame["rows"]) + _texts(frame["rows"])
+    room = MOST_BYTES - len(plain.encode()) - len(words.encode())
+    picture = ""
+    for quality in _QUALITIES:
+        data = draw_picture(frame, columns, steps, **quality)
+        picture = _image(frame, data)
+        if len(picture.encode()) <= room:
+            break
+    else:
+        # Cannot happen with the limits above; an output without its picture still reads.
+        picture = f"<p>{_cell(alt_text(frame), _MOST_ALT)}</p>"
+    return {"text/html": f"<div>\n{picture}\n{words}</div>", "text/plain": plain}
+
+
+def alt_text(frame: Mapping[str, Any]) -> str:
+    """The header in words."""
+    numbers = ", ".join(f"{number} {word}" for number, word in counts(frame))
+    text = f"lmscope: {title(frame)}. {numbers}."
+    note = str(frame.get("note") or "")
+    return f"{text} {note}" if note else text
+
+
+def escape(text: str) -> str:
+    """Text as HTML: markup is shown and not obeyed, hidden characters become visible."""
+    return html.escape(visible(text), quote=True)
+
+
+def visible(text: str) -> str:
+    """Text with every character that could hide or reorder others written out.
+
+    Line feed and tab stay. Other control characters become `<0x1B>`; what has no width,
+    turns the direction of writing or is no character at all becomes `<U+202E>`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(character) for character in text)
+
+
+# Letters by their class, but nothing is drawn for them.
+_FILLERS = frozenset("\u115f\u1160\u17b4\u17b5\u3164\uffa0\u034f")
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t" or (character.isprintable() and character not in _FILLERS):
+        return character
+    if unicodedata.category(character) == "Zs":  # a kind of space
+        return character
+    number = ord(character)
+    return f"<0x{number:02X}>" if number < 0x100 else f"<U+{number:04X}>"
+
+
+def _image(frame: Mapping[str, Any], data: bytes) -> str:
+    coded = base64.b64encode(data).decode("ascii")
+    return (
+        f'<img alt="{_cell(alt_text(frame), _MOST_ALT)}" width="{WIDTH}" '
+        f'style="max-width:100%" src="data:image/png;base64,{coded}">'
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line per request that reads without style: state is a word, shares are numbers."""
+    if not rows:
+        return ""
+    names = (
+        "request",
+        "why, or how it ended",
+        "prompt",
+        "output",
+        "from cache",
+        "blocks at most",
+        "preemptions",
+        "waited",
+    )
+    head = "".join(f"<th>{name}</th>" for name in names)
+    lines = [f"<table>\n<tr>{head}</tr>"]
+    shown = list(rows)[-_MOST_ROWS:]
+    if len(shown) < len(rows):
+        lines.append(
+            f'<tr><td>…</td><td colspan="{len(names) - 1}">'
+            f"{len(rows) - len(shown):,} earlier requests</td></tr>"
+        )
+    for row in shown:
+        waited = row.get("waited")
+        cells = (
+            _cell(str(row["id"]), _MOST_ID),
+            _cell(str(row["why"]) or str(row["state"]), _MOST_WHY),
+            f"{row['prompt']:,}",
+            f"{row['output']:,}",
+            f"{row['cached']:,}" if row["cached"] and row["cached"] > 0 else "–",
+            f"{row.get('most_blocks') or row['blocks']:,}",
+            f"{row['preemptions']:,}" if row["preemptions"] else "–",
+            "–" if waited is None else _steps(waited),
+        )
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    lines.append("</table>")
+    return "\n".join(lines) + "\n"
+
+
+def _texts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the requests, each with an equal share of the room."""
+    shown = list(rows)[-_MOST_ROWS:]
+    if not shown:
+        return ""
+    share = max(60, _MOST_TEXTS // len(shown))
+    parts = []
+    for row in shown:
+        # Cut twice: megabytes are not escaped only to be thrown away.
+        prompt = escape(str(row["prompt_text"])[-share:])
+        prompt = _cut_bytes(prompt, share // 3, keep_end=True)
+        output = _cut_bytes(escape(str(row["text"])[:share]), share * 2 // 3)
+        name = _cell(str(row["id"]), _MOST_ID)
+        # A prompt is one line; what the model wrote keeps its lines.
+        parts.append(f"{name}  {' '.join(prompt.split())}\n{output}".rstrip())
+    return "<pre>" + "\n\n".join(parts) + "</pre>\n"
+
+
+def _cell(text: str, most: int) -> str:
+    """Escaped text of at most `most` bytes."""
+    return _cut_bytes(escape(_short(text, most)), most)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+def _cut_bytes(text: str, most: int, *, keep_end: bool = False) -> str:
+    """At most `most` bytes of UTF-8, an ellipsis where something is missing.
+
+    Escaped text is not cut inside an entity.
+    """
+    data = text.encode()
+    if len(data) <= most:
+        return text
+    kept = data[-(most - 3) :] if keep_end else data[: most - 3]
+    cut = kept.decode(errors="ignore")
+    if keep_end:
+        end = cut.find(";", 0, 6)
+        cut = cut[end + 1 :] if end >= 0 and "&" not in cut[:end] else cut
+        return "…" + cut
+    start = cut.rfind("&", len(cut) - 6)
+    if start >= 0 and ";" not in cut[start:]:
+        cut = cut[:start]
+    return cut + "…"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
