@@ -1,0 +1,175 @@
+"""Every notebook in tutorials/ runs offline, and what it leaves reads without a kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
+MOST_BYTES = 50_000
+DEADLINE_S = 300  # of one cell; a run takes a fraction of it
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+# Runs in each kernel before the first cell. A machine of two cores gives the engine one torch
+# thread; and a tutorial that wants the network must fail here, not at a reader's desk.
+STARTUP = """
+import os, socket
+
+def _refuse(self, address):
+    raise OSError(f"a tutorial tried to reach {address}")
+
+os.cpu_count = lambda: 2
+socket.socket.connect = _refuse
+socket.socket.connect_ex = _refuse
+"""
+
+# A path that begins at the root, at somebody's home or at a drive.
+MACHINE_PATH = re.compile(
+    r"""["'](/|~|[A-Za-z]:[\\/])|/(home|Users|root|tmp|mnt|var|opt)/|[A-Za-z]:\\"""
+)
+
+# How a tutorial answers a prediction. The cell `predict-x` holds it, and `check-x` the answer.
+ANSWER = re.compile(
+    r"you: (?P<guess>.+?)    engine: (?P<engine>.+?)    (?P<mark>[✓✗])\nits reason: \w.+\n"
+)
+
+# What the engine says to each prediction; the prose around the cells is written for these.
+ANSWERS = {
+    "01_first_tokens": {
+        "check-first-step": "19",
+        "check-second-step": "1",
+        "check-hit": "16",
+        "check-last-token": "8",
+        "check-chunks": "3",
+        "check-victim": "'1'",
+        "check-again": "12",
+    },
+}
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> Iterator[nbformat.NotebookNode]:
+    return (cell for cell in notebook.cells if cell.cell_type == "code")
+
+
+def outputs(notebook: nbformat.NotebookNode) -> Iterator[nbformat.NotebookNode]:
+    return (output for cell in code_cells(notebook) for output in cell.outputs)
+
+
+def text_of(cell: nbformat.NotebookNode) -> str:
+    """What a cell has printed."""
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+def is_bar(output: nbformat.NotebookNode) -> bool:
+    """Whether an output is a progress bar of tqdm, which is a widget, too."""
+    return re.match(r"[^\n]*\d+%\|", output.data.get("text/plain", "")) is not None
+
+
+@pytest.fixture(scope="module", params=TUTORIALS, ids=lambda path: path.stem)
+def executed(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, nbformat.NotebookNode]:
+    """The name of a tutorial, and its notebook after all cells have run in a fresh kernel."""
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    startup = folder / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00-offline.py").write_text(STARTUP)
+    notebook = nbformat.read(request.param, as_version=4)
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=DEADLINE_S,
+        store_widget_state=False,
+        # A tutorial writes its files where it runs.
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute(env={**os.environ, "IPYTHONDIR": str(folder / "ipython")})
+    return request.param.stem, notebook
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_is_committed_as_source(path: Path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+
+    assert not list(outputs(notebook))
+    assert all(cell.execution_count is None for cell in code_cells(notebook))
+    assert "widgets" not in notebook.metadata
+    assert notebook.metadata.kernelspec.name == "python3"
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_names_no_place_of_a_machine(path: Path):
+    cells = code_cells(nbformat.read(path, as_version=4))
+    assert not [cell.source for cell in cells if MACHINE_PATH.search(cell.source)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["open('/etc/hosts')", 'Path("~/x")', r'save("C:\\run")', "%cd /home/me/x", "!ls /tmp/run"],
+)
+def test_places_of_a_machine_are_recognised(source: str):
+    assert MACHINE_PATH.search(source)
+
+
+def test_there_is_a_tutorial_for_all_answers():
+    assert ANSWERS.keys() <= {path.stem for path in TUTORIALS}
+
+
+@pytest.mark.slow
+def test_a_tutorial_runs_without_errors_and_warnings(executed):
+    _, notebook = executed
+
+    assert all(cell.execution_count for cell in code_cells(notebook))
+    for output in outputs(notebook):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", output.text
+
+
+@pytest.mark.slow
+def test_what_a_run_leaves_is_small_and_holds_no_widget_state(executed):
+    _, notebook = executed
+
+    assert "widgets" not in notebook.metadata
+    sizes = [len(json.dumps(output).encode()) for output in outputs(notebook)]
+    assert max(sizes) < MOST_BYTES
+
+
+@pytest.mark.slow
+def test_every_view_leaves_a_picture_and_words(executed):
+    _, notebook = executed
+    shown = [output for output in outputs(notebook) if WIDGET in output.get("data", {})]
+    views = [output.data for output in shown if not is_bar(output)]
+
+    assert len(views) == sum(cell.source.count("lmscope.watch(") for cell in notebook.cells)
+    for data in views:
+        assert re.search(r"<img [^>]*alt=\"[^\"]{20,}\"", data["text/html"])
+        assert "data:image/png;base64," in data["text/html"]
+        assert data["text/plain"].startswith("lmscope ")
+        # The picture of the end of the run, not the one that was there when the view appeared.
+        assert "finished at step" in data["text/plain"]
+
+
+@pytest.mark.slow
+def test_the_engine_answers_each_prediction_with_its_number_and_its_reason(executed):
+    name, notebook = executed
+    answers = {}
+    for cell in code_cells(notebook):
+        answer = ANSWER.match(text_of(cell))
+        assert bool(answer) == cell.id.startswith("check-"), cell.id
+        if answer is not None:
+            answers[cell.id] = answer["engine"]
+            assert (answer["mark"] == "✓") == (answer["guess"] == answer["engine"])
+
+    predicted = [cell.id for cell in code_cells(notebook) if cell.id.startswith("predict-")]
+    assert [name.replace("predict-", "check-") for name in predicted] == list(answers)
+    assert answers == ANSWERS.get(name, answers)
+    # Comparisons that a tutorial prints, such as those of texts, hold.
+    assert "False" not in "".join(map(text_of, code_cells(notebook)))
