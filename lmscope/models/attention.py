@@ -142,7 +142,7 @@ class BatchView:
             is_all = len(requests) == num_tokens
             one_row_each.append(
                 _OneRowEach(
-                    rows=None if is_all else to_device(query_start_loc[requests]),
+                    rows=None if is_all else to_device(query_start_loc[requests].astype(np.int64)),
                     slots=to_device(slots),
                     bias=None if bias is None else to_device(bias),
                 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from lmscope.config import cache_folder
+from lmscope.errors import LmscopeError
 
 __all__ = ["locked_cache", "scratch_folder"]
 
@@ -21,14 +22,25 @@ _SCRATCH_PREFIX = ".partial-"
 def locked_cache() -> Iterator[Path]:
     """Hold the cache folder alone among all processes; the others wait.
 
-    What an earlier process left unfinished is removed on the way in.
+    What an earlier process left unfinished is removed on the way in. Raises LmscopeError where
+    nothing can be written.
     """
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
+    lock = FileLock(folder / ".lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise LmscopeError(
+            f"models cannot be kept in {folder} ({error}); set LMSCOPE_CACHE to a folder that "
+            "you may write to"
+        ) from error
+    try:
         for leftover in folder.glob(_SCRATCH_PREFIX + "*"):
             shutil.rmtree(leftover, ignore_errors=True)
         yield folder
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ GGUF keeps as one divisor per frequency.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ def convert_gguf(file: Path, folder: Path, *, show_progress: bool = True) -> Non
         )
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     config = AutoConfig.from_pretrained(**source)
+    head_size = reader.fields.get(f"{architecture}.attention.key_length")
+    if head_size is not None:
+        # transformers does not read it for every architecture, and then takes a default.
+        config.head_dim = int(head_size.contents())
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if _ROPE_FACTORS in tensors:
         config.rope_parameters = _scaled_rope(config, tensors.pop(_ROPE_FACTORS).data)
@@ -68,6 +73,9 @@ def convert_gguf(file: Path, folder: Path, *, show_progress: bool = True) -> Non
     with progress:
         _write_weights(_converted(names, tensors, config, architecture, progress), total, folder)
     config.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        # safetensors writes for the owner only; a cache may be shared like any other file.
+        shutil.copymode(folder / "config.json", weights)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 

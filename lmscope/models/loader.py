@@ -51,12 +51,12 @@ class LoadedModel:
     module: torch.nn.Module
     tokenizer: Any
     path: str
-    vocab_size: int
     max_model_len: int
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
     head_size: int
+    vocab_size: int
     dtype: torch.dtype
     device: torch.device
     eos_token_id: int | None
@@ -108,15 +108,15 @@ def load_model(
     module = module.to(chosen_device).eval().requires_grad_(False)
     shape = check_supported(module)
 
+    text_config = config.get_text_config(decoder=True)
     generation_config: Any = module.generation_config
-    generation_ids = _as_ids(generation_config.eos_token_id) or _as_ids(config.eos_token_id)
+    generation_ids = _as_ids(generation_config.eos_token_id) or _as_ids(text_config.eos_token_id)
     own_id = getattr(loaded_tokenizer, "eos_token_id", None)
     loaded = LoadedModel(
         module=module,
         tokenizer=loaded_tokenizer,
         path=source,
-        vocab_size=config.vocab_size,
-        max_model_len=_max_model_len(config),
+        max_model_len=_max_model_len(text_config),
         **shape._asdict(),
         dtype=chosen_dtype,
         device=chosen_device,

@@ -13,7 +13,7 @@ import torch
 
 from lmscope.models.attention import AttentionCall, AttentionProbe
 
-__all__ = ["AttentionShape", "check_supported"]
+__all__ = ["ModelShape", "check_supported"]
 
 # Values with which a keyword changes nothing; None is always one of them.
 _HARMLESS: dict[str, tuple[object, ...]] = {
@@ -32,16 +32,17 @@ _ROPE_TYPES_BY_LENGTH = frozenset({"dynamic", "longrope"})
 _TOLERANCE = 1e-3
 
 
-class AttentionShape(NamedTuple):
-    """What a KV cache must know; the same for all layers."""
+class ModelShape(NamedTuple):
+    """What a KV cache and a sampler must know, as seen in a forward; the same in all layers."""
 
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
     head_size: int
+    vocab_size: int
 
 
-def check_supported(module: torch.nn.Module) -> AttentionShape:
+def check_supported(module: torch.nn.Module) -> ModelShape:
     """Raise ValueError, with the model's name and the reason, unless it runs right.
 
     The probe is one forward over twice the same token, as two requests of one token each.
@@ -51,6 +52,7 @@ def check_supported(module: torch.nn.Module) -> AttentionShape:
     """
     name = type(module).__name__
     config: Any = module.config
+    config = config.get_text_config(decoder=True)
     _check_config(name, config)
     probe = AttentionProbe()
     device = next(module.parameters()).device
@@ -65,13 +67,20 @@ def check_supported(module: torch.nn.Module) -> AttentionShape:
             ).logits[0]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise _refusal(name, f"a forward with lmscope's attention fails: {error}") from error
-    shape = _check_calls(name, config, probe.calls)
+    _check_calls(name, config.num_hidden_layers, probe.calls)
     if logits.shape[0] != 2:
         raise _refusal(name, "it does not compute logits for chosen tokens only")
     difference = (logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-6)
     if not difference <= _TOLERANCE:
         raise _refusal(name, "it carries state from token to token outside its attention")
-    return shape
+    call = probe.calls[0]
+    return ModelShape(
+        num_layers=len(probe.calls),
+        num_query_heads=call.num_query_heads,
+        num_kv_heads=call.num_kv_heads,
+        head_size=call.head_size,
+        vocab_size=logits.shape[1],
+    )
 
 
 def _check_config(name: str, config: Any) -> None:
@@ -82,13 +91,14 @@ def _check_config(name: str, config: Any) -> None:
         raise _refusal(name, f"it has layers of type {', '.join(other_types)}")
     if getattr(config, "attention_chunk_size", None):
         raise _refusal(name, "its attention is chunked (attention_chunk_size)")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope_type in _ROPE_TYPES_BY_LENGTH:
-        raise _refusal(name, f"its rotary embedding ({rope_type}) depends on the prompt's length")
+    rope = getattr(config, "rope_parameters", None) or {}
+    # One set of parameters, or one for each type of layer.
+    for parameters in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        if (kind := parameters.get("rope_type")) in _ROPE_TYPES_BY_LENGTH:
+            raise _refusal(name, f"its rotary embedding ({kind}) depends on the prompt's length")
 
 
-def _check_calls(name: str, config: Any, calls: list[AttentionCall]) -> AttentionShape:
-    num_layers = config.num_hidden_layers
+def _check_calls(name: str, num_layers: int, calls: list[AttentionCall]) -> None:
     layers = [call.layer for call in calls]
     if not calls:
         raise _refusal(name, "it does not call the attention function that it is given")
@@ -113,7 +123,6 @@ def _check_calls(name: str, config: Any, calls: list[AttentionCall]) -> Attentio
     shapes = {(c.num_query_heads, c.num_kv_heads, c.head_size) for c in calls}
     if len(shapes) > 1:
         raise _refusal(name, f"its layers have attention of different shapes: {sorted(shapes)}")
-    return AttentionShape(num_layers, *shapes.pop())
 
 
 def _refusal(name: str, reason: str) -> ValueError:

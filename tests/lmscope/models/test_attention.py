@@ -1,0 +1,156 @@
+"""The attention function: random batches against the kernel's reference, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lmscope_kernels.paged_attention import paged_attention_reference
+from lmscope_kernels.store_kv import store_kv_reference
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+from lmscope.models.attention import (
+    ATTENTION_NAME,
+    BatchView,
+    KVCache,
+    _groups_of_like_length,
+    paged_attention,
+)
+
+CPU = torch.device("cpu")
+
+
+def make_batch(seq_lens, query_lens, block_size, padded_tokens=0, padded_reqs=0, num_blocks=200):
+    """A BatchView over shuffled block tables, and the cache that it belongs to."""
+    rng = np.random.default_rng(0)
+    max_blocks = -(-max(seq_lens) // block_size)
+    ids = 1 + rng.permutation(num_blocks - 1)[: len(seq_lens) * max_blocks]
+    table = ids.reshape(len(seq_lens), max_blocks).astype(np.int32)
+    positions, slots = [], []
+    for row, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        for position in range(seq_len - query_len, seq_len):
+            positions.append(position)
+            slots.append(table[row, position // block_size] * block_size + position % block_size)
+    more_tokens = padded_tokens - len(positions)
+    more_reqs = padded_reqs - len(seq_lens)
+    if more_tokens > 0:
+        positions += [0] * more_tokens
+        slots += [-1] * more_tokens
+    starts = np.cumsum([0, *query_lens]).tolist()
+    if more_reqs > 0:
+        starts += [starts[-1]] * more_reqs
+        seq_lens = [*seq_lens, *[0] * more_reqs]
+        table = np.concatenate((table, np.zeros((more_reqs, max_blocks), dtype=np.int32)))
+    return BatchView.build(
+        positions=np.array(positions, dtype=np.int64),
+        slot_mapping=np.array(slots, dtype=np.int64),
+        query_start_loc=np.array(starts, dtype=np.int32),
+        seq_lens=np.array(seq_lens, dtype=np.int32),
+        block_table=table,
+        block_size=block_size,
+        device=CPU,
+    )
+
+
+def attend_and_expect(batch, num_heads, num_kv_heads, head_size, block_size, num_blocks=200):
+    """What a layer gets, and what the two references give for the same."""
+    torch.manual_seed(0)
+    num_rows = len(batch.positions)
+    query = torch.randn(num_rows, num_heads, head_size)
+    key = torch.randn(num_rows, num_kv_heads, head_size)
+    value = torch.randn(num_rows, num_kv_heads, head_size)
+    key_cache = torch.randn(num_blocks, block_size, num_kv_heads, head_size)
+    value_cache = torch.randn(num_blocks, block_size, num_kv_heads, head_size)
+    expected_caches = key_cache.clone(), value_cache.clone()
+    store_kv_reference(key, value, *expected_caches, batch.slot_mapping)
+    expected = paged_attention_reference(
+        query, *expected_caches, batch.block_table, batch.seq_lens, batch.query_start_loc, 0.3
+    )
+
+    output = batch.attend(query, key, value, key_cache, value_cache, 0.3)
+
+    assert torch.equal(key_cache, expected_caches[0])
+    assert torch.equal(value_cache, expected_caches[1])
+    return output, expected
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), [(9, 3, 64), (4, 4, 16)])
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens"),
+    [
+        ([9, 1, 17], [1, 1, 1]),  # decode, one of them at its first token
+        ([6, 6], [1, 1]),  # decode without padding
+        ([5], [5]),  # a whole prompt
+        ([12, 30], [5, 30]),  # a later chunk, a whole prompt
+        ([7, 20, 3, 11, 1], [1, 4, 3, 1, 1]),  # all of it
+    ],
+)
+def test_equals_the_references(
+    seq_lens, query_lens, num_heads, num_kv_heads, head_size, block_size
+):
+    batch = make_batch(seq_lens, query_lens, block_size)
+
+    output, expected = attend_and_expect(batch, num_heads, num_kv_heads, head_size, block_size)
+
+    torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_padding_is_neither_stored_nor_attended_to():
+    batch = make_batch([9, 4], [1, 4], 4, padded_tokens=8, padded_reqs=4)
+
+    output, expected = attend_and_expect(batch, 6, 2, 16, 4)
+
+    assert (batch.num_tokens, batch.num_reqs) == (5, 2)
+    torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+    assert output.shape[0] == 8
+    assert output[5:].count_nonzero() == 0
+
+
+def test_requests_of_very_different_lengths_are_not_all_padded_to_the_longest():
+    seq_lens = [600, 20, 580, 1, 25, 130]
+    batch = make_batch(seq_lens, [1] * 6, 16, num_blocks=300)
+
+    output, expected = attend_and_expect(batch, 9, 3, 64, 16, num_blocks=300)
+
+    torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+    num_slots = sum(len(group.slots) for group in batch._one_row_each)
+    assert num_slots < sum(seq_lens) + 512
+
+
+def test_groups_hold_every_request_once_in_order():
+    seq_lens = np.array([600, 20, 9, 580, 1, 25, 0, 130], dtype=np.int32)
+    requests = np.array([0, 1, 3, 4, 5, 7])
+
+    groups = _groups_of_like_length(requests, seq_lens)
+
+    assert [group.tolist() for group in groups] == [[0, 3], [1, 4, 5, 7]]
+    assert _groups_of_like_length(requests[:0], seq_lens) == []
+    alike = _groups_of_like_length(np.array([1, 4, 5]), seq_lens)
+    assert [group.tolist() for group in alike] == [[1, 4, 5]]
+
+
+def test_a_cache_begins_with_zeros_in_the_shape_of_blocks():
+    cache = KVCache.allocate(2, 5, 4, 3, 8, torch.bfloat16, CPU)
+
+    assert len(cache.key) == len(cache.value) == 2
+    for tensor in (*cache.key, *cache.value):
+        assert tensor.shape == (5, 4, 3, 8)
+        assert tensor.dtype == torch.bfloat16
+        assert tensor.count_nonzero() == 0
+
+
+def test_transformers_knows_the_function_by_name():
+    assert AttentionInterface()[ATTENTION_NAME] is paged_attention
+
+
+def test_a_forward_without_a_batch_says_what_to_do():
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1,
+    )  # fmt: skip
+    config._attn_implementation = ATTENTION_NAME
+    module = LlamaForCausalLM(config)
+
+    with pytest.raises(TypeError, match=r"generate with the LLM, or load the folder in llm\.model"):
+        module(torch.tensor([[1]]))

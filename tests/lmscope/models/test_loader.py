@@ -1,0 +1,371 @@
+"""load_model: what loads, what is known of it, and what every wrong folder is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GenerationConfig,
+    LlamaConfig,
+    Qwen2Config,
+    T5Config,
+)
+
+from lmscope.models.attention import ATTENTION_NAME
+from lmscope.models.loader import load_model
+
+SETTINGS = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def save_model(folder, config=None, *, dtype=torch.float32, **changes):
+    torch.manual_seed(0)
+    config = config or LlamaConfig(**{**SETTINGS, **changes})
+    module = AutoModelForCausalLM.from_config(config).to(dtype)
+    module.save_pretrained(folder)
+    return module
+
+
+def load(folder, **options):
+    return load_model(folder, show_progress=False, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def test_knows_what_an_engine_needs(folder):
+    loaded = load(folder)
+
+    assert loaded.path == str(folder)
+    assert (loaded.vocab_size, loaded.max_model_len) == (97, 128)
+    assert (loaded.num_layers, loaded.num_query_heads, loaded.num_kv_heads) == (2, 6, 2)
+    assert loaded.head_size == 16  # and not 48 / 6
+    assert (loaded.dtype, loaded.device) == (torch.float32, torch.device("cpu"))
+    assert loaded.kv_block_bytes(16) == 2 * 2 * 16 * 2 * 16 * 4
+    assert loaded.parameter_bytes == sum(
+        tensor.nbytes for tensor in load_file(folder / "model.safetensors").values()
+    )
+
+
+def test_the_module_is_ready_to_run_with_our_attention(folder):
+    module = load(folder).module
+
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert module.config._attn_implementation == ATTENTION_NAME
+    assert AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation == "sdpa"
+
+
+def test_shared_weights_are_counted_once(tmp_path):
+    save_model(tmp_path, tie_word_embeddings=True)
+    untied = tmp_path / "untied"
+    save_model(untied, tie_word_embeddings=False)
+
+    assert load(untied).parameter_bytes - load(tmp_path).parameter_bytes == 97 * 48 * 4
+
+
+def test_an_extra_head_of_a_tied_model_changes_nothing(tmp_path):
+    module = save_model(tmp_path, tie_word_embeddings=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = module.lm_head.weight.detach().clone()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    loaded = load(tmp_path).module
+
+    assert torch.equal(loaded.lm_head.weight, module.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_auto_is_float32_on_a_cpu(tmp_path, stored):
+    original = save_model(tmp_path, dtype=stored)
+
+    loaded = load(tmp_path)
+
+    assert loaded.dtype == torch.float32
+    for name, tensor in loaded.module.state_dict().items():
+        assert torch.equal(tensor, original.state_dict()[name].float()), name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_a_type_that_is_asked_for_is_used(folder, dtype):
+    loaded = load(folder, dtype=dtype)
+
+    assert loaded.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in loaded.module.parameters()} == {torch.bfloat16}
+    assert loaded.kv_block_bytes(16) == 2 * 2 * 16 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize("ids", [7, [7, 9], None])
+def test_every_end_of_a_text_in_the_generation_config_is_known(folder, ids):
+    GenerationConfig(eos_token_id=ids).save_pretrained(folder)
+
+    loaded = load(folder)
+
+    assert loaded.eos_token_ids == {7: (7,), None: (2,)}.get(ids if ids != [7, 9] else 0, (7, 9))
+    assert loaded.eos_token_id == loaded.eos_token_ids[0]  # no tokenizer that knows better
+
+
+class EndTokenizer:
+    eos_token_id = 42
+
+
+def test_a_given_tokenizer_is_taken_as_it_is_and_names_the_end(folder):
+    tokenizer = EndTokenizer()
+
+    loaded = load(folder, tokenizer=tokenizer)
+
+    assert loaded.tokenizer is tokenizer
+    assert loaded.eos_token_id == 42
+    assert loaded.eos_token_ids == (2,)
+
+
+def test_a_folder_without_a_tokenizer_loads_and_warns(folder, caplog):
+    with caplog.at_level(logging.WARNING, logger="lmscope"):
+        loaded = load(folder)
+
+    assert loaded.tokenizer is None
+    assert "has no tokenizer, so prompts must be token ids" in caplog.text
+
+
+def test_a_tokenizer_may_come_from_another_folder(folder, demo_model):
+    loaded = load(folder, tokenizer=demo_model)
+
+    assert loaded.tokenizer.encode("123") == [33, 34, 35]
+    assert loaded.eos_token_id == 2
+
+
+def test_a_model_in_parts_loads(tmp_path):
+    module = save_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    module.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+
+    loaded = load(tmp_path).module
+
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_a_gguf_file_loads_and_is_converted_once(tmp_path, cache, write_gguf, monkeypatch):
+    file = tmp_path / "tiny.gguf"
+    original = write_gguf(file, "qwen3")
+
+    loaded = load(file)
+
+    assert loaded.path.startswith(str(cache / "gguf" / "tiny-"))
+    assert loaded.tokenizer.eos_token_id == loaded.eos_token_id == 257
+    assert torch.equal(loaded.module.lm_head.weight, original.lm_head.weight)
+    with monkeypatch.context() as patch:
+        patch.setattr("lmscope.models.gguf_file.convert_gguf", pytest.fail)
+        assert load(file).path == loaded.path
+    write_gguf(file, "qwen3", num_hidden_layers=1)
+    assert load(file).num_layers == 1
+
+
+def test_the_demo_model_loads_by_its_name(demo_model):
+    loaded = load("demo")
+
+    assert loaded.path == str(demo_model)
+    assert (loaded.num_layers, loaded.num_query_heads, loaded.num_kv_heads) == (30, 9, 3)
+    assert (loaded.max_model_len, loaded.vocab_size, loaded.eos_token_ids) == (8192, 49152, (2,))
+    assert loaded.parameter_bytes == 538_060_032
+
+
+# -- what cannot be loaded -----------------------------------------------------------------
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder '.*nowhere'; give a folder with"):
+        load(str(tmp_path / "nowhere"))
+
+
+def test_a_missing_gguf_file(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no file '.*no\.gguf'"):
+        load(tmp_path / "no.gguf")
+
+
+def test_a_hub_id_that_cannot_be_reached():
+    with pytest.raises(ValueError, match="the config of 'lmscope-test/none' cannot be loaded"):
+        load("lmscope-test/none")
+
+
+def test_a_folder_without_a_config(folder):
+    (folder / "config.json").unlink()
+
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        load(folder)
+
+
+def test_a_folder_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(ValueError, match=r"has no weights; it must hold model\.safetensors"):
+        load(folder)
+
+
+def test_pickled_weights_are_refused_unread(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
+
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, .* lmscope reads safetensors only"):
+        load(folder)
+
+
+def test_an_unknown_architecture(folder):
+    edit_config(folder, model_type="not_a_model")
+
+    with pytest.raises(ValueError, match=r"cannot be loaded .*not_a_model"):
+        load(folder)
+
+
+def test_a_model_that_is_no_language_model(tmp_path):
+    config = T5Config(vocab_size=32, d_model=16, num_layers=1, num_heads=2, d_ff=16, d_kv=8)
+    config.save_pretrained(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ValueError, match="cannot be loaded as a language model of type 't5'"):
+        load(tmp_path)
+
+
+def test_a_model_that_will_not_take_our_attention(tmp_path):
+    config = FalconConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, alibi=True
+    )
+    save_model(tmp_path, config)
+
+    with pytest.raises(ValueError, match="'falcon'"):
+        load(tmp_path)
+
+
+def test_a_model_that_cannot_run_right(tmp_path):
+    config = Qwen2Config(
+        **{key: value for key, value in SETTINGS.items() if key != "head_dim"},
+        use_sliding_window=True, max_window_layers=0, sliding_window=8,
+    )  # fmt: skip
+    save_model(tmp_path, config)
+
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM cannot run in lmscope"):
+        load(tmp_path)
+
+
+def test_a_weight_that_is_missing_is_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ValueError, match=r"missing \['model\.layers\.1\.mlp\.up_proj\.weight'\]"):
+        load(folder)
+
+
+def test_a_weight_that_would_be_left_out_is_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(96)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ValueError, match=r"unused \['model\.layers\.0\.self_attn\.q_proj\.bias'\]"):
+        load(folder)
+
+
+def test_a_weight_of_another_shape_is_refused(folder):
+    edit_config(folder, intermediate_size=32)
+
+    with pytest.raises(ValueError, match="cannot be loaded as a language model of type 'llama'"):
+        load(folder)
+
+
+def test_a_part_that_is_missing_is_refused(tmp_path):
+    module = save_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    module.save_pretrained(tmp_path, max_shard_size="20KB")
+    part = sorted(tmp_path.glob("*.safetensors"))[1]
+    part.unlink()
+
+    with pytest.raises(ValueError, match=part.name):
+        load(tmp_path)
+
+
+def test_a_file_that_was_cut_short_is_refused(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+    with pytest.raises(ValueError, match="cannot be loaded as a language model of type 'llama'"):
+        load(folder)
+
+
+def test_a_config_without_a_greatest_length_is_refused(tmp_path, monkeypatch):
+    save_model(tmp_path)
+    monkeypatch.setattr("lmscope.models.loader._LENGTH_NAMES", ("n_positions",))
+
+    with pytest.raises(ValueError, match="states no greatest length"):
+        load(tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_read(folder):
+    (folder / "tokenizer.json").write_text("{}")
+
+    with pytest.raises(ValueError, match=r"the tokenizer of '.*' cannot be loaded .* tokenizer="):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float23"}, "dtype is 'float23'; did you mean float32"),
+        ({"dtype": torch.int8}, "dtype is torch.int8; it takes 'auto'"),
+        ({"device": "gpu"}, "device is 'gpu'; it takes 'auto', 'cpu' or 'cuda'"),
+    ],
+)
+def test_wrong_options(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(folder, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(folder):
+    with pytest.raises(ValueError, match="torch finds no CUDA device; use device='cpu'"):
+        load(folder, device="cuda")
+
+
+def test_progress_is_shown_or_not_and_the_setting_of_transformers_stays(folder, capfd):
+    from transformers.utils import logging as transformers_logging
+
+    load_model(folder, show_progress=False)
+    quiet = capfd.readouterr().err
+    load_model(folder, show_progress=True)
+    loud = capfd.readouterr().err
+
+    assert "Loading weights" not in quiet
+    assert "Loading weights" in loud
+    assert transformers_logging.is_progress_bar_enabled()
+
+
+def test_a_folder_that_moved_still_loads(tmp_path, folder):
+    moved = shutil.move(str(folder), str(tmp_path / "elsewhere"))
+
+    assert load(moved).path == moved
