@@ -84,7 +84,7 @@ function drawCell(context, box, block, theme, level) {
       colours.soft,
       10.5,
     );
-  if (block.isEvicted) corner(context, box, colours.trouble, Math.min(13, box.w * 0.24));
+  if (block.isEvicted) corner(context, box, colours.trouble, Math.min(13, box.w * 0.22));
   if (block.isHit) outline(context, box, colours.ink, 2);
   drawTags(context, box, block, theme, level, foot);
 }
@@ -201,9 +201,9 @@ function drawWords(context, box, block, theme, level, foot) {
   const ink = block.state === IN_USE ? colours.ink : colours.soft;
   const top = box.y + 9 * scale;
   const id = String(block.id);
-  const left = box.x + (level === "text" ? 6 : 5) + (block.isEvicted ? 6 : 0);
+  const left = box.x + (level === "text" ? 6 : 5) + (block.isEvicted ? Math.min(6, box.w / 10) : 0);
   label(context, theme, id, left, top, ink, 10.5);
-  const room = box.x + box.w - 4 - left - context.measureText(id).width - 3;
+  const room = box.x + box.w - 4 - left - context.measureText(id).width - 1;
   context.textAlign = "right";
   if (block.state === IN_USE && block.ref > 1) {
     context.font = font(theme, 11, 700);
@@ -239,12 +239,15 @@ function drawWords(context, box, block, theme, level, foot) {
 function drawTags(context, box, block, theme, level, foot) {
   const { colours, textSize } = theme;
   const scale = textSize / 12;
+  const radius = 7.5 * scale;
+  // The number in the queue stands in the corner, and the tag beside it.
+  const right = box.x + box.w - (block.queue ? 2 * radius + 6 : 1);
   if (block.isEvicted && block.was && level === "text" && box.h >= 44 * scale) {
     context.font = font(theme, 10.5, 600);
-    const words = clip(context, `was ${visible(block.was)}`, box.w - 12);
+    const words = clip(context, `was ${visible(block.was)}`, right - box.x - 12);
     const width = Math.ceil(context.measureText(words).width) + 8;
     const height = Math.round(13 * scale);
-    const x = box.x + box.w - width - 1;
+    const x = right - width;
     const y = box.y + box.h - foot - height - 1;
     context.fillStyle = colours.troubleTint;
     context.fillRect(x, y, width, height);
@@ -252,7 +255,6 @@ function drawTags(context, box, block, theme, level, foot) {
     context.fillText(words, x + 4, y + height / 2 + 0.5);
   }
   if (block.queue) {
-    const radius = 7.5 * scale;
     drawQueueNumber(context, box.x + box.w - radius - 4, box.y + box.h - radius - 4, block, theme);
   }
 }

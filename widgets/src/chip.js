@@ -8,13 +8,20 @@ import { visible } from "./core/format.js";
 /** @typedef {import("./core/link.js").Link} Link */
 /** @typedef {import("./core/palette.js").Colours} Colours */
 
+/** Letters of a name that are shown. */
+export const LONGEST_NAME = 12;
+
 /**
  * @param {string} id
  * @param {Link} link
  */
 export function createChip(id, link) {
   const name = visible(id);
-  const chip = h("button", { type: "button", class: "lms-chip", title: name }, name);
+  // The end of a long id tells it from the others.
+  const letters = [...name];
+  const short =
+    letters.length > LONGEST_NAME ? `…${letters.slice(1 - LONGEST_NAME).join("")}` : name;
+  const chip = h("button", { type: "button", class: "lms-chip", title: name }, short);
   chip.addEventListener("click", (event) => {
     event.stopPropagation();
     link.toggle(id);

@@ -5,6 +5,7 @@
 import { createBanner } from "./banner.js";
 import { createBlockMap } from "./block_map.js";
 import { drawBlockTable, drawNext, summary } from "./block_words.js";
+import { LONGEST_NAME } from "./chip.js";
 import { h, listen, setText, textNodes } from "./core/dom.js";
 import { count, plural } from "./core/format.js";
 import { HELP, listenToKeys } from "./core/keys.js";
@@ -50,8 +51,7 @@ const TEXT_IN_TABLE = 1400;
 const MAP_HEIGHT = { wide: 292, narrow: 286, tiny: 240 };
 const SMALLEST_TEXT = 11;
 const LARGEST_TEXT = 18;
-/** Letters of a request's name that get room; rows from which on texts are kept short. */
-const LONGEST_NAME = 12;
+/** Rows from which on texts are kept short. */
 const MANY_ROWS = 8;
 const ANNOUNCE_MS = 1000;
 
@@ -126,6 +126,7 @@ export function createDashboard(host, options = {}) {
   let width = "";
   let isTables = false;
   let mustDrawAll = false;
+  let wasConnected = root.isConnected;
   let say = "";
   let trouble = "";
   let isGone = false;
@@ -155,6 +156,7 @@ export function createDashboard(host, options = {}) {
   /** Draws what has changed in the picture since the last time. */
   function draw() {
     if (!shown || !root.clientWidth) return;
+    if (!wasConnected && root.isConnected) setColours();
     const { picture, history, cursor } = shown;
     const now = widthClass(root.clientWidth, textSize);
     // The texts stand beside the map where the table of requests has no room for them.
@@ -249,10 +251,15 @@ export function createDashboard(host, options = {}) {
     );
   }
 
-  function retheme() {
+  function setColours() {
+    wasConnected = root.isConnected;
     theme = applyTheme(root, choice, textSize);
     onTheme(theme);
     mustDrawAll = true;
+  }
+
+  function retheme() {
+    setColours();
     schedule();
   }
 

@@ -19,10 +19,11 @@ export function createTextFlow(root) {
   const prompt = h("span", { class: "lms-prompt" });
   const output = h("span", { class: "lms-output" });
   const end = h("span", { class: "lms-end", "aria-hidden": "true" });
-  root.append(prompt, output, end);
+  // Laid out from its end, a text that overflows shows its end and stays where a reader has
+  // scrolled to, without asking for its size at every frame.
+  root.append(h("div", {}, prompt, output, end));
   let shownPrompt = "";
   let shownText = "";
-  let isStuck = true;
 
   /** @param {string} text */
   function setOutput(text) {
@@ -42,7 +43,6 @@ export function createTextFlow(root) {
     /** @param {Row} row */
     update(row) {
       const promptText = endOfPrompt(row.prompt_text);
-      isStuck = root.scrollHeight - root.scrollTop - root.clientHeight < 4;
       if (promptText !== shownPrompt) {
         prompt.replaceChildren(...textNodes(promptText));
         shownPrompt = promptText;
@@ -53,8 +53,6 @@ export function createTextFlow(root) {
         end.dataset.mark = mark;
         end.textContent = mark === "cut" ? " …" : "";
       }
-      // Text grows at its end; the reader who has scrolled up stays there.
-      if (isStuck) root.scrollTop = root.scrollHeight;
     },
   };
 }

@@ -3,10 +3,10 @@
  * Time as a picture: what each step did, and the cursor that says which step the views show.
  */
 import { h, listen, setAttribute } from "./core/dom.js";
-import { prepare } from "./core/draw.js";
+import { font, prepare } from "./core/draw.js";
 import { count } from "./core/format.js";
 import { drawColumns, drawGround, drawOver } from "./timeline_draw.js";
-import { entryAt, laneAt, planTimeline } from "./timeline_layout.js";
+import { entryAt, gutterLabels, laneAt, planTimeline } from "./timeline_layout.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/history.js").History} History */
@@ -51,7 +51,11 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
     if (!width) return;
     const budget = picture.info?.max_num_batched_tokens || 1;
     const { colours, textSize } = theme;
-    plan = planTimeline({ ...look, width, textSize, budget });
+    const numBlocks = Math.max(1, picture.numBlocks - 1);
+    const { isNarrow } = look;
+    const { mostWaiting } = history;
+    const words = gutterLabels({ budget, numBlocks, mostWaiting, isNarrow });
+    plan = planTimeline({ ...look, width, textSize, budget, gutter: widest(words, theme) });
     const key = [
       ...[width, plan.height, plan.column, plan.scale, plan.left, textSize, history.dropped],
       ...[history.mostWaiting, link.lit, colours.name, colours.background, theme.ui],
@@ -59,7 +63,6 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
     ].join();
     const isSame =
       key === drawnKey && drawn <= history.length && drawnLast === history.entries[drawn - 1];
-    const numBlocks = Math.max(1, picture.numBlocks - 1);
     if (!isSame) ground = given ?? prepare(base, width, plan.height);
     if (ground) {
       const scene = { context: ground, plan, theme, history, budget, numBlocks, lit: link.lit };
@@ -76,6 +79,17 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
     drawnLast = history.entries.at(-1);
     showCursor(theme, cursor);
     setAttribute(base, "aria-label", `${stepSummary(picture, history, cursor)}`);
+  }
+
+  /**
+   * @param {string[]} words
+   * @param {Theme} theme
+   */
+  function widest(words, theme) {
+    const context = given ?? base.getContext("2d");
+    if (!context) return 0;
+    context.font = font(theme, 11);
+    return Math.max(...words.map((text) => context.measureText(text).width));
   }
 
   /**

@@ -7,7 +7,7 @@ import { mix } from "./core/colour.js";
 import { font, hatch, label, line, outline, triangle } from "./core/draw.js";
 import { count } from "./core/format.js";
 import { drawLane, drawLaneName, markAt } from "./timeline_lanes.js";
-import { xOf } from "./timeline_layout.js";
+import { gutterLabels, xOf } from "./timeline_layout.js";
 
 /** @typedef {import("./core/theme.js").Theme} Theme */
 /** @typedef {import("./core/history.js").History} History */
@@ -40,17 +40,13 @@ export function drawGround(scene) {
   const x = plan.left - 8;
   const say = (/** @type {string} */ text, /** @type {number} */ y) =>
     label(context, theme, text, x, y, colours.soft, 11);
-  const short = plan.isNarrow;
-  say(`${short ? "" : "token "}budget ${count(scene.budget)}`, plan.axis + 6);
-  say("from cache", plan.base + plan.down / 2 + 2);
-  say(
-    short ? `blocks ${count(scene.numBlocks)}` : `blocks, of ${count(scene.numBlocks)}`,
-    plan.pool + plan.poolHeight / 2,
-  );
-  say(
-    short || !history.mostWaiting ? "waiting" : `waiting, most ${history.mostWaiting}`,
-    plan.waiting + plan.waitingHeight / 2,
-  );
+  const { budget, numBlocks } = scene;
+  const { isNarrow } = plan;
+  const words = gutterLabels({ budget, numBlocks, isNarrow, mostWaiting: history.mostWaiting });
+  say(words[0], plan.axis + 6);
+  say(words[1], plan.base + plan.down / 2 + 2);
+  say(words[2], plan.pool + plan.poolHeight / 2);
+  say(words[3], plan.waiting + plan.waitingHeight / 2);
   const right = xOf(plan, plan.columns);
   context.setLineDash([3, 3]);
   line(context, plan.left, plan.base - plan.up - 1, right, colours.soft);

@@ -3,6 +3,8 @@
  * Where the steps go: columns, bands and lanes of the timeline. Pure numbers.
  */
 
+import { count } from "./core/format.js";
+
 /** @typedef {import("./core/history.js").History} History */
 /** @typedef {import("./core/history.js").Lane} Lane */
 
@@ -39,12 +41,22 @@ const BUDGET_SHARE = 0.4;
 
 /**
  * @param {{history: History, cursor: number, width: number, textSize: number, budget: number,
- *   isNarrow: boolean, isLive: boolean}} given
+ *   isNarrow: boolean, isLive: boolean, gutter?: number}} given
+ *   `gutter` is the width in px of the widest label at the left
  * @returns {Plan}
  */
-export function planTimeline({ history, cursor, width, textSize, budget, isNarrow, isLive }) {
+export function planTimeline({
+  history,
+  cursor,
+  width,
+  textSize,
+  budget,
+  isNarrow,
+  isLive,
+  gutter = 0,
+}) {
   const scale = textSize / 12;
-  const left = Math.round((isNarrow ? 70 : 96) * scale);
+  const left = Math.round(Math.max((isNarrow ? 70 : 92) * scale, gutter + 10));
   const room = Math.max(20, width - left - (isNarrow ? 4 : 8));
   const least = Math.max(1, Math.floor(room / WIDEST_COLUMN));
   const wanted = isLive ? capacity(history.length) : Math.max(least, history.length);
@@ -129,4 +141,18 @@ function pickLanes(history, cursor) {
   );
   const shown = alive.slice(0, MOST_LANES);
   return { shown, hiddenLanes: all.length - shown.length };
+}
+
+/**
+ * The words at the left: of the budget, the cache, the pool and the queue.
+ * @param {{budget: number, numBlocks: number, mostWaiting: number, isNarrow: boolean}} given
+ * @returns {[string, string, string, string]}
+ */
+export function gutterLabels({ budget, numBlocks, mostWaiting, isNarrow }) {
+  return [
+    `${isNarrow ? "" : "token "}budget ${count(budget)}`,
+    "from cache",
+    isNarrow ? `blocks ${count(numBlocks)}` : `blocks, of ${count(numBlocks)}`,
+    isNarrow || !mostWaiting ? "waiting" : `waiting, most ${count(mostWaiting)}`,
+  ];
 }

@@ -35,6 +35,9 @@ test("text from a model stays text, in every column and in the texts", () => {
   for (const make of [createRequests, createTexts]) {
     const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [hostile] })), make);
     assert.equal(root.querySelectorAll("img, script").length, 0);
+    assert.ok(
+      [...root.querySelectorAll("button")].some((chip) => chip.title.includes("<img src=x")),
+    );
     assert.ok(root.textContent.includes("<img src=x onerror"));
     assert.ok(root.textContent.includes("<U+202E><0x00>"));
     assert.ok(!root.textContent.includes("\u202e"));
@@ -64,6 +67,14 @@ test("a line says state, sentence, blocks, what came from the cache, preemptions
     "2",
     "Say something yes",
   ]);
+});
+
+test("of a long name the end is shown and the whole is in its title", () => {
+  const id = "request-000000000017-abcdef";
+  const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [row(id)] })));
+  const chip = root.querySelector(".lms-chip");
+  assert.equal(chip.textContent, "…0017-abcdef");
+  assert.equal(chip.title, id);
 });
 
 test("running first, then waiting, then finished with the latest on top", () => {

@@ -14,6 +14,8 @@ const UI =
   'var(--jp-ui-font-family, var(--vscode-font-family, "Helvetica Neue", Arial, system-ui, sans-serif))';
 const MONO =
   'var(--jp-code-font-family, var(--vscode-editor-font-family, ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace))';
+/** A colour that no theme has: what a variable falls back to when it is not set. */
+const NOT_SET = "rgb(1, 2, 3)";
 const BACKGROUND = ["--jp-layout-color1", "--vscode-editor-background"];
 const INK = ["--jp-ui-font-color1", "--vscode-editor-foreground"];
 
@@ -25,7 +27,9 @@ const INK = ["--jp-ui-font-color1", "--vscode-editor-foreground"];
  * @returns {Theme}
  */
 export function applyTheme(root, choice, textSize) {
-  const host = hostColours(root);
+  // A view is often made before it is put into the page: then the page speaks for it.
+  const place = root.isConnected ? root : document.body;
+  const host = hostColours(place);
   const hostName = host.name ?? preferredName();
   const name = choice === "auto" ? hostName : choice;
   // A forced theme that is not the host's cannot borrow the host's background.
@@ -51,8 +55,8 @@ export function applyTheme(root, choice, textSize) {
   root.dataset.theme = name;
   return {
     colours,
-    ui: resolve(root, "font-family", "var(--lms-ui)") || "sans-serif",
-    mono: resolve(root, "font-family", "var(--lms-mono)") || "monospace",
+    ui: resolve(place, "font-family", UI) || "sans-serif",
+    mono: resolve(place, "font-family", MONO) || "monospace",
     textSize,
   };
 }
@@ -81,28 +85,27 @@ export function watchTheme(listener) {
 }
 
 /**
- * @param {HTMLElement} root
+ * @param {HTMLElement} place
  * @returns {{name?: ThemeName, background?: string, ink?: string}}
  */
-function hostColours(root) {
-  const ground = firstColour(root, BACKGROUND, undefined);
+function hostColours(place) {
+  const ground = firstColour(place, BACKGROUND, undefined);
   if (!ground) return {};
-  const ink = firstColour(root, INK, ground);
+  const ink = firstColour(place, INK, ground);
   const told = document.body.dataset.jpThemeLight;
   const name = told === "true" ? "light" : told === "false" ? "dark" : themeOf(toHex(ground));
   return { name, background: toHex(ground), ink: ink ? toHex(ink) : undefined };
 }
 
 /**
- * @param {HTMLElement} root
+ * @param {HTMLElement} place
  * @param {string[]} names
  * @param {import("./colour.js").Rgb | undefined} ground
  */
-function firstColour(root, names, ground) {
-  const style = getComputedStyle(root);
+function firstColour(place, names, ground) {
   for (const name of names) {
-    if (!style.getPropertyValue(name).trim()) continue;
-    const colour = parseColour(resolve(root, "color", `var(${name})`), ground);
+    const found = resolve(place, "color", `var(${name}, ${NOT_SET})`);
+    const colour = found === NOT_SET ? null : parseColour(found, ground);
     if (colour) return colour;
   }
   return null;
@@ -114,16 +117,16 @@ function preferredName() {
 }
 
 /**
- * The value that a property of an element in `root` would have, with all variables resolved.
- * @param {HTMLElement} root
+ * The value that a property of an element in `place` would have, with all variables resolved.
+ * @param {HTMLElement} place
  * @param {string} property
  * @param {string} value
  */
-function resolve(root, property, value) {
+function resolve(place, property, value) {
   const probe = document.createElement("span");
   probe.hidden = true;
   probe.style.setProperty(property, value);
-  root.append(probe);
+  place.append(probe);
   const found = getComputedStyle(probe).getPropertyValue(property);
   probe.remove();
   return found;
