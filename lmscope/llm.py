@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot, RequestOutput
 from lmscope.config import EngineConfig, EngineOptions, ModelFacts, resolve
@@ -521,6 +521,8 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         trust_remote_code=options.trust_remote_code,
     )
 
+    embeddings: Any = cast("Any", loaded.module).get_input_embeddings()
+
     def facts(block_size: int) -> ModelFacts:
         return ModelFacts(
             max_model_len=loaded.max_model_len,
@@ -535,7 +537,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         vocab_size=loaded.vocab_size,
         eos_token_id=loaded.eos_token_id,
         generation_eos_ids=tuple(loaded.eos_token_ids),
-        num_embeddings=loaded.module.get_input_embeddings().num_embeddings,
+        num_embeddings=embeddings.num_embeddings,
         module=loaded.module,
         facts=facts,
         make_executor=lambda config: UniProcExecutor(config, loaded),
