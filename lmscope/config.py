@@ -7,7 +7,6 @@ has the value, the limit and what to do next.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -17,7 +16,9 @@ from typing import Any
 import msgspec
 import platformdirs
 
-__all__ = ["EngineConfig", "EngineOptions", "ModelFacts", "cache_folder", "nearest", "resolve"]
+from lmscope.checks import nearest
+
+__all__ = ["EngineConfig", "EngineOptions", "ModelFacts", "cache_folder", "resolve"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             _accept_without_meaning(name, given.pop(name))
         for name in given:
             if name not in cls.__struct_fields__:
-                raise TypeError(f"LLM has no option {name!r}{nearest(name, cls.__struct_fields__)}")
+                raise TypeError(f"LLM has no option {name}; {nearest(name, cls.__struct_fields__)}")
         parsed = cls(model=str(model), **given)
         parsed._check()
         return parsed
@@ -300,12 +301,6 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         kv_block_bytes=facts.kv_block_bytes,
         kv_formula=facts.kv_formula,
     )
-
-
-def nearest(name: str, known: Mapping[str, object] | tuple[str, ...] | list[str]) -> str:
-    """The end of an error sentence that names the known word closest to `name`."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def cache_folder() -> Path:

@@ -28,7 +28,7 @@ from IPython.core.magic_arguments import (
 from traitlets import Bool, Float, Int
 
 from lmscope.boundary import RequestOutput
-from lmscope.config import nearest
+from lmscope.checks import nearest
 from lmscope.errors import LmscopeError
 from lmscope.sampling_params import SamplingParams
 
@@ -273,7 +273,7 @@ class LMScope(Magics):
             return None
         if command not in _COMMANDS:
             raise UsageError(
-                f"%lmscope has no command {command!r}{nearest(command, list(_COMMANDS))}; "
+                f"%lmscope has no command {command!r}; {nearest(command, list(_COMMANDS))}; "
                 f"it has {', '.join(_COMMANDS)}"
             )
         if cell is not None and command != "generate":

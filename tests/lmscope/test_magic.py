@@ -126,7 +126,7 @@ def test_splits_prompts(body: str, prompts: list[str]) -> None:
     ("text", "words"),
     [
         ("explode", "no command 'explode'"),
-        ("genrate", "did you mean 'generate'"),
+        ("genrate", "did you mean generate"),
         ("status --nope", "unrecognized arguments: --nope"),
         ("generate -n few", "argument -n/--max-tokens: invalid int value: 'few'"),
         ("generate", "no prompt"),
