@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from lmscope.errors import (
         EngineClosedError as EngineClosedError,
         EngineDeadError as EngineDeadError,
+        GateClosedError as GateClosedError,
         LmscopeError as LmscopeError,
+        NothingToRun as NothingToRun,
         RecordingError as RecordingError,
     )
     from lmscope.frontend.stream import Stream as Stream
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
         open_recording as open_recording,
         record as record,
     )
+    from lmscope.scope.replay import (
+        Replay as Replay,
+        replay as replay,
+    )
     from lmscope.scope.view import EngineView as EngineView
 
 __version__ = "0.1.0.dev0"
@@ -51,12 +57,20 @@ _HOMES = {
         "RequestOutput",
         "SchedulerOutput",
     ),
-    "lmscope.errors": ("EngineClosedError", "EngineDeadError", "LmscopeError", "RecordingError"),
+    "lmscope.errors": (
+        "EngineClosedError",
+        "EngineDeadError",
+        "GateClosedError",
+        "LmscopeError",
+        "NothingToRun",
+        "RecordingError",
+    ),
     "lmscope.frontend.stream": ("Stream",),
     "lmscope.llm": ("LLM",),
     "lmscope.notebook": ("load_ipython_extension", "unload_ipython_extension", "watch"),
     "lmscope.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "lmscope.scope.recording": ("Recording", "open_recording", "record"),
+    "lmscope.scope.replay": ("Replay", "replay"),
     "lmscope.scope.view": ("EngineView",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

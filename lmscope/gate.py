@@ -90,6 +90,8 @@ class Gate:
     serve              runs what passes a closed gate; called on the engine thread while it
                        stands
     is_engine_thread   whether the caller is the engine itself, which must not wait here
+    start              gets the engine going when it is told to step or resume; an engine
+                       with requests runs by itself
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class Gate:
         is_idle: Callable[[], bool],
         serve: Callable[[], None],
         is_engine_thread: Callable[[], bool],
+        start: Callable[[], None] = lambda: None,
     ) -> None:
         self._tap = tap
         self._is_idle = is_idle
         self._serve = serve
         self._is_engine_thread = is_engine_thread
+        self._start = start
         self._changed = threading.Condition()
         self._is_closed = False
         # Closed, but the engine may run on to a struct of this kind (or any).
@@ -125,6 +129,11 @@ class Gate:
     def at(self) -> Boundary | None:
         """The struct at which the engine stands; None while it runs or is idle."""
         return self._at
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine was closed or has died, so that nothing will come any more."""
+        return self._ended is not False
 
     @property
     def breakpoints(self) -> tuple[Breakpoint, ...]:
@@ -160,10 +169,9 @@ class Gate:
         with self._changed:
             if self._is_engine_thread():
                 raise GateClosedError("step() was called by a listener, which the engine awaits")
-            if self._at is None and self._is_idle():
-                raise self._nothing(kind)
             before = self._arrivals
             self._close(kind, is_running=True)
+            self._start()
             while self._arrivals == before:
                 if self._ended:
                     raise self._nothing(kind)
@@ -187,6 +195,7 @@ class Gate:
             self._is_closed = self._is_running = False
             self._closed_by = None
             self._tap.arm_gate(bool(self._breakpoints))
+            self._start()
             self._changed.notify_all()
 
     def break_when(
