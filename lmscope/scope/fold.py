@@ -23,7 +23,6 @@ from lmscope.boundary import (
     EngineCoreRequest,
     EngineSnapshot,
     KVEvent,
-    ModelRunnerOutput,
     NewRequestData,
     RequestOutput,
     SchedulerOutput,
@@ -93,6 +92,10 @@ class Fold:
 
     def apply(self, boundary: Boundary) -> None:
         """Fold one struct, the next of the stream."""
+        if not isinstance(boundary, Boundary):
+            raise TypeError(f"{type(boundary).__name__} is not a boundary struct")
+        # With overlapping steps a struct of the step before may follow.
+        self.step = max(self.step, boundary.step)
         if isinstance(boundary, SchedulerOutput):
             self._fold_scheduler_output(boundary)
         elif isinstance(boundary, EngineCoreOutputs):
@@ -102,10 +105,7 @@ class Fold:
         elif isinstance(boundary, EngineCoreRequest):
             self.roster.arrive(boundary)
             self.totals.requests += 1
-        elif not isinstance(boundary, ModelRunnerOutput):
-            raise TypeError(f"{type(boundary).__name__} is not a boundary struct")
-        # With overlapping steps a struct of the step before may follow.
-        self.step = max(self.step, boundary.step)
+        # A ModelRunnerOutput changes nothing yet: its tokens are taken in with the next struct.
         self.time = boundary.time
         self.boundary = type(boundary).__name__
         for reference in self._readers:
@@ -122,7 +122,7 @@ class Fold:
             self.totals.finished += self.roster.report(request_id, output)
         # A running request that is left without a block was preempted, listed or not: a
         # forced reset of the prefix cache does it between two steps.
-        preempted = self._fold_events(output.kv_events, output.step)
+        preempted = self._fold_events(output.kv_events)
         preempted.update(output.preempted_req_ids)
         # From the end, so that the first of several stands first in the queue.
         for request_id in [i for i in reversed(self.roster.running) if i in preempted]:
@@ -158,7 +158,7 @@ class Fold:
                 self._end(record, output.finish_reason, output.stop_reason, outputs)
                 self.roster.leave_engine(record)
         # Whoever lost its last block without an output was aborted while the model ran.
-        for request_id in self._fold_events(outputs.kv_events, outputs.step):
+        for request_id in self._fold_events(outputs.kv_events):
             record = self.roster.change(request_id)
             self._end(record, "abort", None, outputs)
             self.roster.leave_engine(record)
@@ -235,12 +235,11 @@ class Fold:
             )
             self.totals.requests += 1
         record = self.roster.change(new.req_id)
-        if record.num_cached_tokens < 0:
-            record.first_scheduled_step = output.step
-            record.first_scheduled_time = output.time
-            record.num_cached_tokens = new.num_computed_tokens
-            self.totals.prompt_tokens += len(new.prompt_token_ids)
-            self.totals.cached_tokens += new.num_computed_tokens
+        record.first_scheduled_step = output.step
+        record.first_scheduled_time = output.time
+        record.num_cached_tokens = new.num_computed_tokens
+        self.totals.prompt_tokens += len(new.prompt_token_ids)
+        self.totals.cached_tokens += new.num_computed_tokens
         self._seat(record, new.block_ids[0] if new.block_ids else (), new.num_computed_tokens)
         return record
 
@@ -248,7 +247,6 @@ class Fold:
         """A waiting request joins the running ones, with a whole block table."""
         self.roster.seat(record)
         self.this_step.cached += num_cached
-        record.num_reached = max(record.num_reached, num_cached)
         record.block_ids = []
         self._extend_table(record, block_ids)
 
@@ -299,7 +297,7 @@ class Fold:
 
     # -- KV events -------------------------------------------------------------
 
-    def _fold_events(self, events: Iterable[KVEvent], step: int) -> set[str]:
+    def _fold_events(self, events: Iterable[KVEvent]) -> set[str]:
         """Apply KV events; returns the running requests that lost their last block."""
         pool = self.pool
         emptied: set[str] = set()
@@ -310,7 +308,7 @@ class Fold:
             elif isinstance(event, BlockTouched):
                 self._fold_hit(event)
             elif isinstance(event, BlockStored):
-                pool.store(event, step)
+                pool.store(event, self.step)
                 self.roster.kept_texts.pop(event.block_id, None)
                 if event.request_id in self.roster.requests:
                     self.roster.change(event.request_id).stored.append(event.block_id)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from lmscope.boundary import EngineCoreOutputs, SchedulerOutput
+from lmscope.boundary import (
+    BlockAllocated,
+    BlockFreed,
+    BlockRemoved,
+    BlockStored,
+    EngineCoreOutputs,
+    EngineInfo,
+    EngineSnapshot,
+    SchedulerOutput,
+)
 from lmscope.scope.frames import Frames
 from lmscope.scope.recording import record
 
@@ -32,6 +44,16 @@ def test_every_column_is_documented_and_every_frame_is_plain(recorded, name):
     if name != "decisions":
         for column in frame.columns:
             assert column in documentation
+
+
+@pytest.mark.parametrize("name", ["steps", "requests", "blocks", "tokens", "decisions"])
+def test_the_page_on_frames_lists_the_same_columns(recorded, name):
+    text = (Path(__file__).parents[3] / "docs" / "frames.md").read_text("utf-8")
+    section = text.split(f"\n## {name}: ")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = [column for row in rows for column in re.findall(r"`(\w+)`", row)]
+
+    assert sorted(listed) == sorted(getattr(recorded.frames, name).columns)
 
 
 @pytest.mark.parametrize("name", ["steps", "requests", "blocks", "tokens", "decisions"])
@@ -128,6 +150,29 @@ def test_blocks_tell_the_history_of_a_block(recorded):
         assert before.request_id.iloc[-1] == row.stored_by
         assert before.step.iloc[-1] == row.stored_step
     assert blocks.block_hash.dropna().str.fullmatch("[0-9a-f]{16}").all()
+
+
+def test_content_that_comes_and_goes_within_a_step_has_its_storer():
+    info = EngineInfo(
+        model="m",
+        block_size=2,
+        num_blocks=3,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        max_model_len=8,
+    )
+    events = (
+        BlockAllocated(1, "a"),
+        BlockStored(1, "a", 7, None, (1, 2), 0),
+        BlockFreed(1, "a"),
+        BlockRemoved(1, 7, "b"),
+        BlockAllocated(1, "b"),
+    )
+    snapshot = EngineSnapshot(info=info, free_queue=(1, 2))
+    blocks = Frames(snapshot, [SchedulerOutput(step=4, kv_events=events)]).blocks
+    removed = blocks[blocks.event == "removed"].iloc[0]
+
+    assert (removed.stored_by, removed.stored_step, removed.request_id) == ("a", 4, "b")
 
 
 def test_a_reset_is_a_row_of_its_own(tiny_engine):

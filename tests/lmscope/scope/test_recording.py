@@ -86,6 +86,24 @@ def test_closing_twice_is_fine(tiny_engine):
     assert not engine.tap.is_live
 
 
+def test_what_arrives_after_closing_is_dropped():
+    log = record_log.RecordLog(1000)
+    log.append(b"one", 1, 1.0)
+    log.close()
+    log.append(b"two", 2, 2.0)
+
+    assert list(log.read(0, len(log))) == [b"one"]
+
+
+def test_a_late_struct_of_an_earlier_step_counts_where_it_came():
+    log = record_log.RecordLog(1000)
+    for step in (1, 2, 1, 3):
+        log.append(b"x", step, float(step))
+
+    assert list(log.steps) == [1, 2, 2, 3]
+    assert list(log.times) == [1.0, 2.0, 2.0, 3.0]
+
+
 def test_a_recording_that_nobody_holds_stops(tiny_engine):
     engine = tiny_engine()
     recording = record(engine)
@@ -184,6 +202,7 @@ def test_a_look_costs_a_bounded_number_of_folds(tiny_engine, monkeypatch):
     recording.at(step=334)
 
     assert len(folds) <= 5
+    assert len(recording._views._stops) <= 400 / 64 + 1
 
 
 def test_copies_along_a_long_recording_are_few(tiny_engine, monkeypatch):
@@ -513,7 +532,7 @@ def test_a_changed_byte_is_found_with_its_place(recorded, tmp_path, monkeypatch,
     data = bytearray(chunked_file(recording, path, monkeypatch))
     data[int(len(data) * place)] ^= 0x55
     path.write_bytes(bytes(data))
-    with pytest.raises(RecordingError, match=r"damaged at byte \d+"):
+    with pytest.raises(RecordingError, match=r"damaged at byte \d+: the checksum is wrong"):
         open_recording(path)
     part = open_recording(path, partial=True)
 
@@ -624,7 +643,10 @@ def test_a_redacted_recording_holds_no_text_and_no_token(tiny_engine, tmp_path):
     assert min(tokens) > max(seen)
     hashes = {e.block_hash for b in recording.boundaries if isinstance(b, SchedulerOutput)
               for e in b.kv_events if hasattr(e, "block_hash")}  # fmt: skip
+    hashes |= {block.block_hash for block in recording.snapshot.blocks} - {None}
     assert not any(str(h) in everything for h in hashes)
+    assert recording.snapshot.requests[0].text
+    assert clean.snapshot.requests[0].text == ""
 
 
 def test_a_redacted_recording_shows_the_same_sharing_and_counts(recorded):

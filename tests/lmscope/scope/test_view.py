@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lmscope.boundary import (
+    AllBlocksCleared,
     BlockAllocated,
     BlockFreed,
+    BlockRemoved,
     BlockStored,
     BlockTouched,
     CachedRequestData,
@@ -73,6 +75,33 @@ def follow(engine, **options):
     return view
 
 
+def assert_counts_add_up(view):
+    """What the view counts as it goes, against counting all of it again."""
+    states = [block.state for block in view.blocks]
+    assert view.num_used == states.count("in_use")
+    assert view.num_kept == states.count("kept")
+    assert view.num_empty == states.count("empty")
+    assert view.num_shared == sum(block.ref_cnt > 1 for block in view.blocks)
+    size = view.info.block_size
+    for request_id in (*view.running, *view.waiting):
+        request = view.requests[request_id]
+        blocks = [view.blocks[i] for i in request.block_ids]
+        assert all(request_id in block.owners for block in blocks)
+        assert request.num_shared_blocks == sum(block.ref_cnt > 1 for block in blocks)
+        assert [block.index for block in blocks] == list(range(len(blocks)))
+        assert sum(block.num_filled for block in blocks) == request.num_computed_tokens
+        assert request.max_blocks >= len(blocks)
+        for block in blocks:
+            text = "".join(request.token_texts())[block.index * size :][: block.num_filled]
+            assert view.block_text(block.block_id) == text
+    for block in view.blocks.not_empty():
+        if block.block_hash is not None:
+            assert block.num_filled == size
+            # a stop string takes the text of its token away
+            whole = "".join(map(chr, block.token_ids))
+            assert whole.startswith(view.block_text(block.block_id))
+
+
 # -- against the tiny engine ---------------------------------------------------------
 
 
@@ -91,6 +120,8 @@ def test_the_fold_equals_the_engine_after_every_struct(
         if engine.is_settled:
             assert differences(view, engine.snapshot()) == []
             checked.append(boundary)
+        if isinstance(boundary, EngineCoreOutputs) and engine.is_settled:
+            assert_counts_add_up(view)
 
     snapshot, _ = engine.tap.follow(fold, strict=True)
     view = EngineView(snapshot)
@@ -284,6 +315,28 @@ def test_marks_of_a_step_are_gone_in_the_next():
     assert not view.written
 
 
+def test_content_that_is_dropped_is_marked_for_one_step():
+    view = kept_block_view()
+    view.apply(SchedulerOutput(step=2, kv_events=(BlockRemoved(1, 77, None),)))
+    (eviction,) = view.evicted
+    assert (eviction.stored_by, eviction.stored_step, eviction.for_request_id) == ("a", 1, None)
+    assert view.blocks[1].state == "empty"
+    assert view.num_kept == 0
+    changes = view.track()
+    view.apply(SchedulerOutput(step=3))
+
+    assert view.evicted == []
+    assert changes.blocks == {1}
+
+
+def test_a_reset_empties_all_kept_blocks():
+    view = kept_block_view()
+    view.apply(SchedulerOutput(step=2, kv_events=(AllBlocksCleared(),)))
+
+    assert (view.num_kept, view.num_empty) == (0, 7)
+    assert view.block_text(1) == ""
+
+
 def test_the_text_of_a_kept_block_outlives_its_request():
     view = kept_block_view(keep_finished=0)
     view.apply(SchedulerOutput(step=2, finished_req_ids=("a",)))
@@ -413,6 +466,9 @@ def test_an_id_that_comes_again_before_its_end_is_reported_is_a_new_request():
     assert view.requests["a"].prompt == "xyz"
     assert view.running == ("a",)
     assert list(view.free_queue) == [4, 5, 6, 7, 2, 1]
+    # and what it holds is counted from its own blocks
+    view.apply(EngineCoreOutputs(step=2, kv_events=(BlockFreed(3, "a"),)))
+    assert view.requests["a"].finish_reason == "abort"
 
 
 def test_a_forced_reset_is_a_preemption_though_nothing_lists_it():
@@ -588,6 +644,16 @@ def test_a_slot_whose_blocks_are_still_kept_goes_last():
     assert view.block_slot(view.blocks[1]) == 254
     assert 1 in changes.blocks
     assert "a" in changes.requests
+
+
+def test_requests_that_are_not_listed_any_more_hold_no_slot():
+    view = make_view(keep_finished=0)
+    for number in range(30):
+        view.apply(request(f"r{number}", step=number))
+        slot = view.requests[f"r{number}"].slot
+        end(view, f"r{number}", number + 1)
+
+    assert slot < 8
 
 
 def test_a_block_shows_the_slot_of_its_oldest_holder_or_of_its_storer():
