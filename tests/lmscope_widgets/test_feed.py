@@ -16,7 +16,7 @@ from lmscope_widgets.protocol import Ack, Command, Ready, Resync
 from lmscope_widgets.pump import Pump
 
 from lmscope.boundary import EngineCoreRequest, EngineInfo
-from lmscope.errors import EngineClosedError
+from lmscope.errors import EngineClosedError, EngineDeadError
 from lmscope.llm import LLM
 from lmscope.sampling_params import SamplingParams
 from lmscope.tap import Tap
@@ -206,7 +206,7 @@ def test_nothing_piles_up_while_no_page_answers(pump: Pump, clock: Clock) -> Non
         pump.tick()
 
     assert view.messages == []
-    assert feed.version == 10_000
+    assert feed.view.totals.requests == 10_000
     assert len(feed._queue) == 0
 
 
@@ -337,6 +337,73 @@ def test_phases_follow_the_requests(pump: Pump, clock: Clock, scripted: Callable
     engine.generate(["hello"], SamplingParams(max_tokens=3), use_tqdm=False)
     assert feed.is_idle
     assert feed.phase == "finished"
+
+
+def test_a_closed_gate_is_shown_and_so_is_its_opening(
+    pump: Pump, clock: Clock, scripted: Callable[..., LLM]
+) -> None:
+    engine, view = scripted(), View()
+    feed = open_page(pump, engine, view)
+    engine.gate.pause()
+    stream = engine.submit("hello", SamplingParams(max_tokens=3))
+    engine.gate.step()
+    clock.now += 1.0
+    pump.tick()
+    assert view.messages[-1]["phase"] == "paused"
+    assert not feed.is_idle
+
+    answer(feed, view)
+    engine.gate.resume()
+    stream.wait(60)
+    come_to_rest(engine)
+    clock.now += 1.0
+    pump.tick()
+    assert view.messages[-1]["phase"] == "finished"
+
+
+def test_a_pause_without_a_struct_is_shown_at_the_next_look(
+    pump: Pump, clock: Clock, scripted: Callable[..., LLM]
+) -> None:
+    engine, view = scripted(), View()
+    feed = open_page(pump, engine, view)
+    engine.gate.pause()
+    engine.submit("hello", SamplingParams(max_tokens=3))
+    engine.gate.step()
+    at, engine.gate._at = engine.gate._at, None  # as if the struct had come first
+    clock.now += 1.0
+    pump.tick()
+    assert view.messages[-1]["phase"] == "live"
+
+    answer(feed, view)
+    engine.gate._at = at
+    wait_s = pump.tick()
+    assert wait_s is not None
+    clock.now += wait_s
+    pump.tick()
+    assert view.messages[-1]["phase"] == "paused"
+    engine.gate.resume()
+
+
+def test_an_engine_that_dies_in_a_step_is_shown_as_dead_with_that_step(
+    pump: Pump, clock: Clock
+) -> None:
+    def script(request_id: str, position: int) -> int:
+        if position == 2:
+            raise RuntimeError("broken")
+        return 65
+
+    with LLM("scripted", execute="scripted", script=script, num_kv_blocks=32) as engine:
+        view = View()
+        feed = open_page(pump, engine, view)
+        with pytest.raises(EngineDeadError):
+            engine.generate("hello", use_tqdm=False)
+        clock.now += 1.0
+        pump.tick()
+
+        assert view.messages[-1]["phase"] == "dead"
+        assert view.messages[-1]["step"] == 3
+        assert feed.is_idle
+        feed.close()
 
 
 def test_what_pages_are_sent_folds_to_what_the_engine_holds(

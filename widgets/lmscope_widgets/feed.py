@@ -24,6 +24,7 @@ import numpy as np
 
 from lmscope.boundary import Boundary, SchedulerOutput
 from lmscope.errors import LmscopeError
+from lmscope.gate import Gate
 from lmscope.scope.picture import PictureEncoder
 from lmscope.scope.text_picture import text_picture
 from lmscope.scope.view import EngineView
@@ -96,6 +97,8 @@ class Feed:
         self.lock = threading.RLock()
         self.is_dead = False
         self._pump = pump
+        gate = getattr(source, "gate", None)
+        self._gate = gate if isinstance(gate, Gate) else None
         self._pages: tuple[_Page, ...] = ()
         self._has_overflowed = False
         self._is_asleep = False
@@ -108,6 +111,7 @@ class Feed:
         # the step that is running, or the last one
         self._bar: StepBar | None
         self._follow()
+        self._phase = self.phase
         self._pump.add(self)
 
     @property
@@ -120,7 +124,7 @@ class Feed:
 
     @property
     def version(self) -> int:
-        """Structs folded so far."""
+        """Counts what a page may want to know: structs folded, and changes of phase."""
         return self._version
 
     @property
@@ -190,9 +194,12 @@ class Feed:
     @property
     def phase(self) -> str:
         """How the engine stands, in the words of docs/picture.md."""
-        if self.is_dead:
+        gate = self._gate
+        if self.is_dead or (self._has_work and gate is not None and gate.has_ended):
             return "dead"
-        if self.view.num_running or self.view.num_waiting:
+        if gate is not None and gate.at is not None:
+            return "paused"
+        if self._has_work:
             return "live"
         return "finished" if self.view.totals.requests else "ready"
 
@@ -201,7 +208,7 @@ class Feed:
         """Whether nothing is left to run, with all that has come folded in."""
         with self.lock:
             self._fold()
-            return self.phase != "live"
+            return not self._has_work or self.phase == "dead"
 
     def fold(self) -> None:
         """Bring the view up to date with what the engine has told."""
@@ -256,6 +263,11 @@ class Feed:
             if self._has_overflowed:
                 self._start_anew()
             has_folded = self._fold()
+            phase = self.phase
+            if phase != self._phase:
+                # The gate, or the end of the engine, changes it without a struct.
+                self._phase = phase
+                self._version += 1
             for page in self._pages:
                 self._serve(page, now)
             times = [
@@ -267,6 +279,9 @@ class Feed:
             # when a page can take it.
             polls = [page.link.poll_time(now) for page in self._pages]
             waits.extend(max(0.0, at - now) for at in polls if at is not None)
+            waits.append(_FOLD_INTERVAL_S)
+        if phase == "live":
+            # An engine that dies in the middle of a step tells nobody.
             waits.append(_FOLD_INTERVAL_S)
         if waits:
             return min(waits)
@@ -318,7 +333,11 @@ class Feed:
         page.link.sent(kind, message["seq"], self._version, now)
 
     def _quiet_since(self) -> float | None:
-        return None if self.phase == "live" else self._folded_at
+        return None if self._has_work else self._folded_at
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self.view.num_running or self.view.num_waiting)
 
     def _fold(self) -> bool:
         """Fold what waits now; whether that was anything."""
