@@ -242,6 +242,18 @@ test("a command without an answer for half a second says what to do", () => {
   cleanup();
 });
 
+test("a command that was answered in time says nothing later", () => {
+  const { model, el, cleanup, pill } = open({ commands: ["pause"] });
+  model.frame(FIRST);
+  page.key(el.querySelector(".lms"), " ");
+  mock.timers.tick(100);
+  model.emit("msg:custom", { k: "reply", id: 1, ok: true, error: "" }, []);
+  mock.timers.tick(1000);
+  page.tick();
+  assert.equal(pill(), "Live");
+  cleanup();
+});
+
 test("a refused command says why", () => {
   const { model, el, cleanup } = open({ commands: ["step"] });
   model.frame(FIRST);

@@ -127,6 +127,12 @@ test("a frame that changes one request leaves the others alone", () => {
   draw();
   mutations += observer.takeRecords().length;
   assert.equal(mutations, 0);
+  // In the line itself only what differs is written.
+  const blocks = root.querySelector('[data-id="b"] .lms-c3').firstChild;
+  const again = delta([], { seq: 2, rows: [{ id: "b", add: "!" }] });
+  picture.apply(again, columns(again));
+  draw();
+  assert.equal(root.querySelector('[data-id="b"] .lms-c3').firstChild, blocks);
   assert.ok(root.querySelector('[data-id="b"]').textContent.includes("yes more"));
 });
 

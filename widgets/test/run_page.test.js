@@ -9,7 +9,7 @@ const FRAMES = randomRun(9, { steps: 30 }).deltas.map((frame) => ({ ...frame, ph
 let page;
 beforeEach(() => {
   page = openPage();
-  mock.timers.enable({ apis: ["setTimeout", "setInterval"] });
+  mock.timers.enable({ apis: ["setTimeout", "setInterval", "Date"], now: 1_000_000 });
 });
 afterEach(() => {
   mock.timers.reset();
@@ -131,17 +131,15 @@ test("question mark shows the keys and Escape hides them", () => {
 test("where we are is announced at most once a second", () => {
   const { key, root } = open("step=0");
   const live = root.querySelector("[aria-live=polite]");
-  let changes = 0;
-  const observer = new page.window.MutationObserver((records) => {
-    changes += records.length;
-  });
-  observer.observe(live, { childList: true, characterData: true, subtree: true });
+  const said = new Set();
+  for (let k = 0; k < 20; k++) {
+    key("ArrowRight");
+    mock.timers.tick(100);
+    said.add(live.textContent);
+  }
   mock.timers.tick(1000);
-  for (let k = 0; k < 10; k++) key("ArrowRight");
-  mock.timers.tick(1000);
-  changes += observer.takeRecords().length;
-  assert.match(live.textContent, /^step 10: \d+ of 23 blocks used, 0 requests, 0 preemptions$/);
-  assert.ok(changes >= 1 && changes <= 6, String(changes));
+  assert.match(live.textContent, /^step 20: \d+ of 23 blocks used, 0 requests, 0 preemptions$/);
+  assert.ok(said.size <= 3, [...said].join("; "));
 });
 
 test("clean-up takes back all elements, listeners and timers", () => {

@@ -24,6 +24,7 @@ function runOf(steps, requests = 2) {
     const rows = Array.from({ length: requests }, (_, i) =>
       row(`r${i}`, { slot: i % 24, computed: 8 + k, output: 1 + k }),
     );
+    if (k >= 5) Object.assign(rows[1], { state: "finished", computed: 13, ended: 5 });
     const stat = {
       ...STAT,
       used: 1,
@@ -107,7 +108,7 @@ test("a new step draws its column and nothing else", () => {
   const from = xOf(timeline.plan, 10) - 5;
   assert.ok(context.calls.length > 0);
   for (const { name, args } of context.calls)
-    if (name === "fillRect") assert.ok(args[0] >= from, `${args}`);
+    if (name === "fillRect" || name === "arc") assert.ok(args[0] >= from, `${args}`);
   assert.ok(!context.calls.some((call) => call.name === "clearRect"));
 });
 
