@@ -31,6 +31,7 @@ from lmscope.boundary import RequestOutput
 from lmscope.checks import nearest
 from lmscope.errors import LmscopeError
 from lmscope.sampling_params import SamplingParams
+from lmscope.scope.visible import visible
 
 __all__ = ["LMScope", "Outputs", "split_prompts"]
 
@@ -39,8 +40,6 @@ class Outputs(list[RequestOutput]):
     """What `%%lmscope generate` returns: a list of RequestOutput that shows their texts."""
 
     def __repr__(self) -> str:
-        from lmscope_widgets.still import visible
-
         parts = []
         for output in self:
             prompt = " ".join(visible(output.prompt or "").split())

@@ -7,10 +7,8 @@ without scripts. Whatever a model wrote is data in it, never markup.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
-import unicodedata
 import zlib
 from collections.abc import Iterator
 from importlib import resources
@@ -20,12 +18,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from lmscope.errors import LmscopeError
 from lmscope.scope.picture import VERSION, PictureEncoder
 from lmscope.scope.view import EngineView
+from lmscope.scope.visible import escape
 from lmscope.scope.write_file import replace_file
 
 if TYPE_CHECKING:
     from lmscope.scope.recording import Recording
 
-__all__ = ["escape", "page_frames", "write_html"]
+__all__ = ["page_frames", "write_html"]
 
 _STEPS_BETWEEN_FULL = 64
 _PHASE = "replay"
@@ -82,11 +81,6 @@ def page_frames(recording: Recording) -> Iterator[dict[str, Any]]:
     """The frames of a page: one before the first step, one after each step's last struct."""
     for frame, _ in _frames(recording):
         yield frame
-
-
-def escape(text: str) -> str:
-    """Text as HTML that shows it: markup, and characters that hide or turn text, included."""
-    return html.escape("".join(map(_visible, text)), quote=True)
 
 
 def _frames(recording: Recording) -> Iterator[tuple[dict[str, Any], EngineView]]:
@@ -171,13 +165,3 @@ def _table(view: EngineView) -> str:
     if len(view.requests) > len(shown):
         lines.append(f"<p>{len(view.requests) - len(shown)} more requests are not listed</p>")
     return "\n".join(lines)
-
-
-def _visible(character: str) -> str:
-    """A character, or its number where it would be invisible or reorder what stands by it."""
-    if character in "\n\t" or character.isprintable():
-        return character
-    if unicodedata.category(character) == "Zs":  # a kind of space
-        return character
-    number = ord(character)
-    return f"<0x{number:02X}>" if number < 0x100 else f"<U+{number:04X}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import lmscope
-from lmscope import notebook
+from lmscope import SamplingParams, SchedulerOutput, notebook
 from lmscope.llm import LLM
 from lmscope.magic import Outputs, split_prompts
 
@@ -156,6 +157,21 @@ def test_errors_of_a_request_are_one_sentence(
     shown = capsys.readouterr()
     assert "UsageError: temperature is -1" in shown.err + shown.out
     assert "Traceback" not in shown.err + shown.out
+
+
+def test_an_interrupt_ends_what_the_cell_started_and_nothing_else(shell: Any, engine: LLM) -> None:
+    other = engine.submit("from before", SamplingParams(max_tokens=200))
+
+    def interrupt(output: SchedulerOutput) -> None:
+        if output.step == 20:
+            _thread.interrupt_main()
+
+    with engine.tap.on(SchedulerOutput, interrupt), pytest.raises(KeyboardInterrupt):
+        cell(shell, "generate -n 10000000 -q", "endless")
+
+    assert len(other.wait(60).token_ids) == 200
+    assert "0 live requests" in repr(engine)
+    assert engine.generate("again", SamplingParams(max_tokens=3), use_tqdm=False)[0].finished
 
 
 def test_a_command_that_takes_no_cell_says_so(shell: Any, engine: LLM) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from lmscope_widgets.palette import light
 from lmscope_widgets.step_log import StepBar
-from lmscope_widgets.still import MOST_BYTES, alt_text, escape, still, visible
+from lmscope_widgets.still import MOST_BYTES, alt_text, still
 from lmscope_widgets.still_map import BlockMap
 
 STEPS = [
@@ -96,17 +96,6 @@ def test_hidden_and_reordering_characters_become_visible(make_frame: Any, make_r
             assert character not in text
     assert "a<0x1B>[31mb<U+202E>c<U+2066>d<U+200B>e<0x85>f" in bundle["text/plain"]
     assert "&lt;U+202E&gt;" in bundle["text/html"]
-
-
-@pytest.mark.parametrize(
-    "text", ["plain", "two\nlines\tand a tab", "naïve café", "日本語", "🙂", "x × y – z …", ""]
-)
-def test_text_that_hides_nothing_is_left_as_it_is(text: str) -> None:
-    assert visible(text) == text
-
-
-def test_escape_covers_quotes_for_attributes() -> None:
-    assert escape("\"'<>&") == "&quot;&#x27;&lt;&gt;&amp;"
 
 
 @pytest.mark.parametrize("num_blocks", [2, 50, 128, 512, 2048, 30_000, 1_000_000])

@@ -8,16 +8,15 @@ GitHub takes styles and scripts away, and it stays below 50 kB whatever is in it
 from __future__ import annotations
 
 import base64
-import html
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmscope.scope.visible import escape, visible
 from lmscope_widgets.step_log import StepBar
 from lmscope_widgets.still_map import Bytes
 from lmscope_widgets.still_picture import WIDTH, counts, draw_picture, title
 
-__all__ = ["MOST_BYTES", "alt_text", "escape", "still", "visible"]
+__all__ = ["MOST_BYTES", "alt_text", "still"]
 
 MOST_BYTES = 48_000
 """Most bytes of text/html and text/plain together; an output has 50 kB with the rest."""
@@ -76,35 +75,6 @@ def alt_text(frame: Mapping[str, Any]) -> str:
     return f"{text} {note}" if note else text
 
 
-def escape(text: str) -> str:
-    """Text as HTML: markup is shown and not obeyed, hidden characters become visible."""
-    return html.escape(visible(text), quote=True)
-
-
-def visible(text: str) -> str:
-    """Text with every character that could hide or reorder others written out.
-
-    Line feed and tab stay. Other control characters become `<0x1B>`; what has no width,
-    turns the direction of writing or is no character at all becomes `<U+202E>`.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_visible(character) for character in text)
-
-
-# Letters by their class, but nothing is drawn for them.
-_FILLERS = frozenset("\u115f\u1160\u17b4\u17b5\u3164\uffa0\u034f")
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or (character.isprintable() and character not in _FILLERS):
-        return character
-    if unicodedata.category(character) == "Zs":  # a kind of space
-        return character
-    number = ord(character)
-    return f"<0x{number:02X}>" if number < 0x100 else f"<U+{number:04X}>"
-
-
 def _image(frame: Mapping[str, Any], data: bytes) -> str:
     coded = base64.b64encode(data).decode("ascii")
     return (
@@ -127,8 +97,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         "preemptions",
         "waited",
     )
-    head = "".join(f"<th>{name}</th>" for name in names)
-    lines = [f"<table>\n<tr>{head}</tr>"]
+    head = _line("th", names)
+    lines = ["<table>", head]
     shown = list(rows)[-_MOST_ROWS:]
     if len(shown) < len(rows):
         lines.append(
@@ -147,9 +117,17 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['preemptions']:,}" if row["preemptions"] else "–",
             "–" if waited is None else _steps(waited),
         )
-        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        lines.append(_line("td", cells))
     lines.append("</table>")
     return "\n".join(lines) + "\n"
+
+
+def _line(tag: str, cells: Sequence[str]) -> str:
+    """A table row: two columns of words, then numbers."""
+    # An attribute for readers that drop styles, a style for those whose own would win.
+    words = [f'<{tag} align="left" style="text-align:left">{cell}</{tag}>' for cell in cells[:2]]
+    numbers = [f'<{tag} align="right">{cell}</{tag}>' for cell in cells[2:]]
+    return f"<tr>{''.join(words)}{''.join(numbers)}</tr>"
 
 
 def _texts(rows: Sequence[Mapping[str, Any]]) -> str:

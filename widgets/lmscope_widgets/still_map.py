@@ -180,7 +180,7 @@ class BlockMap:
         if self._labels > 1 and words and words[2] and grid.width >= _WORDS_FROM:
             text = " ".join(str(words[2]).split())
             place = self._next.get(block_id)
-            room = grid.width - 10 - (18 if place else 0)
+            room = grid.width - 14 - (14 if place else 0)
             if text and sum(map(knows, text)) * 2 > len(text):
                 canvas.text(x + 5, y + 25, _cut(text, room, 9.5), 9.5, ink)
         if block_id in self._next:

@@ -11,9 +11,10 @@ import pytest
 
 from lmscope.errors import LmscopeError
 from lmscope.scope import html
-from lmscope.scope.html import escape, page_frames
+from lmscope.scope.html import page_frames
 from lmscope.scope.picture import PictureEncoder
 from lmscope.scope.recording import record
+from lmscope.scope.visible import escape
 
 HOSTILE = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
 
