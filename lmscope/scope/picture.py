@@ -157,8 +157,9 @@ class PictureEncoder:
         hits = {hit.block_id for hit in view.hits}
         evicted = {eviction.block_id for eviction in view.evicted}
         slot, state, ref, fill = (self._columns[name] for name in COLUMNS)
+        blocks, written = view.blocks, view.written
         for block_id in block_ids:
-            block = view.blocks[block_id]
+            block = blocks[block_id]
             slot[block_id] = view.block_slot(block)
             ref[block_id] = min(255, block.ref_cnt)
             fill[block_id] = min(255, block.num_filled)
@@ -166,7 +167,7 @@ class PictureEncoder:
                 _STATES[block.state]
                 | (_HIT if block_id in hits else 0)
                 | (_EVICTED if block_id in evicted else 0)
-                | (_WRITTEN if block_id in view.written else 0)
+                | (_WRITTEN if block_id in written else 0)
             )
 
     def _marked(self) -> set[int]:
@@ -177,8 +178,9 @@ class PictureEncoder:
     def _cells(self, block_ids: Iterable[int]) -> list[list[Any]]:
         if not self._has_cells:
             return []
+        blocks = self.view.blocks
         evicted = {eviction.block_id: eviction.stored_by for eviction in self.view.evicted}
-        return [self._cell(self.view.blocks[i], evicted.get(i)) for i in block_ids]
+        return [self._cell(blocks[i], evicted.get(i)) for i in block_ids]
 
     def _cell(self, block: BlockView, was: str | None) -> list[Any]:
         return [

@@ -9,7 +9,7 @@ r6       prefill: 9 tokens, 18 came from the cache
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from textwrap import wrap
 
@@ -74,15 +74,7 @@ def _map(view: EngineView, width: int) -> list[str]:
     """The block map and its legend, which names only the marks that are drawn."""
     num_blocks = view.info.num_blocks
     per_character = -(-num_blocks // _MAX_CHARACTERS)
-    known = {block.block_id: _mark(view, block) for block in view.blocks.not_empty()}
-    known[0] = _NULL
-    marks = ""
-    for start in range(0, num_blocks, per_character):
-        inside = range(start, min(start + per_character, num_blocks))
-        found = Counter(known.get(block_id, _EMPTY) for block_id in inside)
-        if per_character > 1:
-            del found[_NULL]
-        marks += found.most_common(1)[0][0] if found else _EMPTY
+    marks = "".join(_marks(view, num_blocks, per_character))
     lines = _named("blocks", [marks[i : i + width] for i in range(0, len(marks), width)])
     legend = [
         f"{mark} {word}"
@@ -105,6 +97,20 @@ def _map(view: EngineView, width: int) -> list[str]:
     }
     legend += [f"{mark} {_short(names[mark])}" for mark in sorted(drawn & names.keys())]
     return lines + _named("", _packed(legend, width))
+
+
+def _marks(view: EngineView, num_blocks: int, per_character: int) -> Iterator[str]:
+    """One character for each `per_character` blocks: what most of them are."""
+    found: dict[int, Counter[str]] = {}
+    for block in view.blocks.not_empty():
+        inside = found.setdefault(block.block_id // per_character, Counter())
+        inside[_mark(view, block)] += 1
+    if per_character == 1:
+        found[0] = Counter(_NULL)
+    for place in range(-(-num_blocks // per_character)):
+        inside = found.get(place, Counter())
+        inside[_EMPTY] = min(per_character, num_blocks - place * per_character) - inside.total()
+        yield max(inside, key=inside.__getitem__)
 
 
 def _mark(view: EngineView, block: BlockView) -> str:

@@ -68,6 +68,8 @@ def ending(
             how = f"stop token {eos_token_id}, the end of sequence"
         else:
             how = "end of sequence"
+    elif finish_reason == "error":
+        how = "error" if stop_reason is None else f"error, {stop_reason}"
     elif finish_reason == "abort":
         how = "aborted"
     else:

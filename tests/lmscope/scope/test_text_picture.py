@@ -89,6 +89,17 @@ def test_a_large_pool_is_drawn_in_bins():
     assert "null" not in text
 
 
+def test_a_bin_shows_what_most_of_its_blocks_are(tiny_engine):
+    engine = tiny_engine(num_blocks=2048, budget=64)
+    view = follow(engine)
+    engine.add("abcdefgh" * 5, max_tokens=2)
+    engine.step()
+    lines = text_picture(view).splitlines()
+
+    assert lines[1].startswith("blocks   AAAAAA....")
+    assert "1 character = 2 blocks, what most are" in lines[-2]
+
+
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_lines_keep_to_the_width_and_reasons_are_not_cut(busy_stream, width):
     snapshot, structs, _ = busy_stream

@@ -183,6 +183,7 @@ def test_those_behind_are_named_together():
         ("stop", "\n\n", 3, 'finished at step 20: stop string "\\n\\n"'),
         ("abort", None, 3, "finished at step 20: aborted"),
         ("error", None, 3, "finished at step 20: error"),
+        ("error", "logits are NaN", 3, "finished at step 20: error, logits are NaN"),
     ],
 )
 def test_says_how_a_request_ended(reason, stop, tokens, expected):
