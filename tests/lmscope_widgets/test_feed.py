@@ -561,6 +561,28 @@ def test_fifty_rounds_leave_listeners_feeds_and_threads_as_they_were(clock: Cloc
     assert pump._thread is None
 
 
+def test_closing_on_another_thread_waits_for_the_pump(pump: Pump, clock: Clock) -> None:
+    source, view = Source(), View()
+    feed = open_page(pump, source, view)
+    source.emit(3)
+    apply = feed.view.apply
+    closing = threading.Thread(target=feed.close)
+
+    def apply_while_closing(boundary: Any) -> None:
+        if closing.ident is None:
+            closing.start()
+            closing.join(0.2)  # it cannot end before the fold has
+        apply(boundary)
+
+    feed.view.apply = apply_while_closing  # type: ignore[method-assign]  # to stop in its midst
+    clock.now = 1.0
+    pump.tick()
+    closing.join(60)
+
+    assert view.error is None
+    assert not feed.is_open
+
+
 def test_the_thread_serves_a_page_by_itself() -> None:
     pump = Pump()
     source, view = Source(), View()

@@ -185,10 +185,11 @@ class Feed:
 
     def close(self) -> None:
         """Leave the tap; twice is fine."""
-        self._is_open = False
-        self._pages = ()
-        self._subscription.close()
-        self._queue.clear()
+        with self.lock:
+            self._is_open = False
+            self._pages = ()
+            self._subscription.close()
+            self._queue.clear()
         self._pump.remove(self)
 
     @property
