@@ -468,3 +468,25 @@ def assert_near_tie(reference, ours, theirs):
     with torch.inference_mode():
         logits = reference(torch.tensor([theirs[:position]])).logits[0, -1]
     assert abs(logits[ours[position]] - logits[theirs[position]]) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_when_it_is_asked_for(tiny_model, driver, dtype):
+    from transformers import AutoModelForCausalLM
+
+    from lmscope.models.loader import load_model
+
+    folder = tiny_model()[0].path
+    loaded = load_model(folder, dtype=dtype, show_progress=False)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=loaded.dtype).eval()
+    run = driver(loaded)
+    run.add("a", PROMPT_A)
+    run.add("c", PROMPT_C)
+    run.step({"a": 7, "c": 1})
+    for _ in range(3):
+        run.step(["a", "c"])
+
+    scale = max(row.abs().max().item() for row in run.logits["a"].values())
+    for request_id in "ac":
+        assert run.largest_difference(request_id, reference) < 0.2 * scale
+    assert run.runner.kv_cache.key[0].dtype == loaded.dtype

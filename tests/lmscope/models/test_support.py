@@ -43,6 +43,17 @@ RUNS = {
     },
     "GPTNeoX": NO_KV_HEADS,
 }  # fmt: skip
+# Scaled rotary embeddings whose frequencies do not depend on what else is in the batch.
+for _kind, _more in (
+    ("linear", {}),
+    ("yarn", {"original_max_position_embeddings": 4}),
+    (
+        "llama3",
+        {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    ),
+):
+    _rope = {"rope_type": _kind, "rope_theta": 1e4, "factor": 4.0, **_more}
+    RUNS[f"Llama with {_kind} scaling"] = {**COMMON, "rope_parameters": _rope}
 REFUSED = {
     "Bloom": ({"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "does not call"),
     "Mpt": ({"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4}, "fails"),
@@ -68,6 +79,7 @@ REFUSED = {
 
 def make_module(name, settings, attention=ATTENTION_NAME):
     torch.manual_seed(0)
+    name = name.split()[0]
     config_name = {"Llama4": "Llama4TextConfig"}.get(name, name + "Config")
     config = getattr(transformers, config_name)(**settings)
     module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
