@@ -20,6 +20,16 @@ import { createDashboard } from "./dashboard.js";
 export default function createWidget() {
   /** @type {Stream | null} */
   let stream = null;
+  /** @type {Map<HTMLElement, () => void>} */
+  const views = new Map();
+
+  /** @param {HTMLElement} el */
+  function end(el) {
+    const cleanup = views.get(el);
+    views.delete(el);
+    cleanup?.();
+  }
+
   return {
     /** @param {{model: Model}} given */
     initialize({ model }) {
@@ -33,7 +43,11 @@ export default function createWidget() {
     /** @param {{model: Model, el: HTMLElement}} given */
     render({ model, el }) {
       if (!stream) throw new Error("render comes after initialize");
-      return renderView(stream, model, el);
+      // An output that is written anew drops the element of its old view and does not say
+      // so. A view that is only scrolled away keeps its parent.
+      for (const earlier of [...views.keys()]) if (!earlier.parentNode) end(earlier);
+      views.set(el, renderView(stream, model, el));
+      return () => end(el);
     },
   };
 }

@@ -322,3 +322,24 @@ test("clean-up takes back listeners, timers, frames and elements", () => {
   model.frame(FIRST);
   assert.equal(model.sent.length, before);
 });
+
+test("an output that is written anew ends the view it had, and no other", () => {
+  const { model, el, widget, cleanup } = open();
+  model.frame(FIRST);
+  page.tick();
+  const elsewhere = page.document.createElement("div");
+  const scrolled = page.document.createElement("section");
+  scrolled.append(elsewhere);
+  const endElsewhere = widget.render({ model, el: elsewhere });
+  assert.equal(globalThis.__lmscope_views.length, 2);
+
+  el.remove();
+  const again = page.document.createElement("div");
+  const endAgain = widget.render({ model, el: again });
+  assert.deepEqual(globalThis.__lmscope_views, [elsewhere, again]);
+  assert.equal(el.children.length, 0);
+
+  endAgain();
+  endElsewhere();
+  cleanup();
+});
