@@ -309,7 +309,6 @@ class Fold:
                 self._fold_hit(event)
             elif isinstance(event, BlockStored):
                 pool.store(event, self.step)
-                self.roster.kept_texts.pop(event.block_id, None)
                 if event.request_id in self.roster.requests:
                     self.roster.change(event.request_id).stored.append(event.block_id)
             elif isinstance(event, BlockFreed):

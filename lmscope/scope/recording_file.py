@@ -60,7 +60,7 @@ class _Header(msgspec.Struct):
 
 
 class _Version(msgspec.Struct):
-    lmscope_version: str = "a newer version"
+    lmscope_version: str
 
 
 def write_preamble(file: BinaryIO, snapshot: EngineSnapshot) -> None:
@@ -101,7 +101,7 @@ def read_preamble(file: BinaryIO, name: str) -> EngineSnapshot:
     version: int = _U16.unpack(start[len(MAGIC) :])[0]
     if version == 0 or version > FORMAT_VERSION:
         raise RecordingError(
-            f"{name} has format {version}, written by lmscope {_version_in(file, name)}; "
+            f"{name} has format {version}, written by {_writer_of(file, name)}; "
             f"this lmscope reads formats up to {FORMAT_VERSION}, so upgrade lmscope"
         )
     offset = file.tell()
@@ -184,10 +184,10 @@ def _unpack(data: bytes) -> bytes:
     return unpacked
 
 
-def _version_in(file: BinaryIO, name: str) -> str:
+def _writer_of(file: BinaryIO, name: str) -> str:
     """Which lmscope wrote a file of a format that is not known here, if it says so."""
     try:
         header = _unpack(_read_record(file, name))
-        return msgspec.msgpack.decode(header, type=_Version).lmscope_version
+        return f"lmscope {msgspec.msgpack.decode(header, type=_Version).lmscope_version}"
     except (RecordingError, zlib.error, msgspec.DecodeError):
-        return _Version().lmscope_version
+        return "another lmscope"

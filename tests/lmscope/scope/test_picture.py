@@ -8,7 +8,16 @@ import random
 import numpy as np
 import pytest
 
-from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot
+from lmscope.boundary import (
+    BlockAllocated,
+    CompletionOutput,
+    EngineCoreRequest,
+    EngineInfo,
+    EngineSnapshot,
+    NewRequestData,
+    RequestOutput,
+    SchedulerOutput,
+)
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.picture import PictureEncoder
 from lmscope.scope.view import EngineView
@@ -286,6 +295,33 @@ def test_hostile_text_goes_through_and_is_only_made_shorter():
     arrive(view, 1, prompt=hostile[:60])
     row = PictureEncoder(view).full("live").header["rows"][0]
     assert row["prompt_text"] == hostile[:60]
+
+
+def test_long_output_and_long_block_texts_are_cut():
+    view = plain_view(64)
+    arrive(view, 1, prompt="p" * 50)
+    new = NewRequestData("r0", (1, 2), SamplingParams(), ((1,),), 0)
+    view.apply(
+        SchedulerOutput(
+            step=1,
+            scheduled_new_reqs=(new,),
+            num_scheduled_tokens={"r0": 2},
+            kv_events=(BlockAllocated(1, "r0"),),
+        )
+    )
+    encoder, mirror = PictureEncoder(view), Mirror()
+    mirror.apply_message(encoder.full("live"))
+    for number in range(3):
+        text = str(number) * (3000 if number < 2 else 5000)
+        view.apply(
+            RequestOutput(step=1, request_id="r0", outputs=(CompletionOutput(0, text, (7,)),))
+        )
+        mirror.apply_message(encoder.delta("live"))
+    fresh = PictureEncoder(view).full("live").header
+
+    assert view.block_text(1) == "p" * 50
+    assert mirror.cells[1][2] == "p" * 40
+    assert mirror.rows["r0"]["text"] == fresh["rows"][0]["text"] == "2" * 4000
 
 
 def test_half_a_character_does_not_break_the_message():

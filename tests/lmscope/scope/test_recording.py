@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import zlib
 
 import pytest
 
@@ -514,7 +515,8 @@ def test_a_cut_file_is_refused_with_the_byte_and_kept_in_part(recorded, tmp_path
     path = tmp_path / "cut.lmscope"
     data = chunked_file(recording, path, monkeypatch)
     path.write_bytes(data[:-1500])
-    with pytest.raises(RecordingError, match=r"byte \d+.*partial=True.* keeps the \d+ structs"):
+    where = rf"at byte \d+: a record of \d+ bytes begins there and .* byte {len(data) - 1500}"
+    with pytest.raises(RecordingError, match=where + r".*partial=True.* keeps the \d+ structs"):
         open_recording(path)
     part = open_recording(path, partial=True)
 
@@ -573,6 +575,10 @@ def test_a_newer_format_is_refused_by_name(saved, monkeypatch):
     with pytest.raises(RecordingError, match=r"format 2, written by lmscope (.*); .* up to 1") as e:
         open_recording(saved)
     assert __version__ in str(e.value)
+    # one that has changed so much that its header cannot be read
+    saved.write_bytes(bytes(data[:10]) + b"something else")
+    with pytest.raises(RecordingError, match="format 2, written by another lmscope; "):
+        open_recording(saved)
 
 
 def test_an_older_format_opens(saved, monkeypatch, recorded):
@@ -586,6 +592,17 @@ def test_a_length_that_lies_does_not_fill_the_memory(saved, monkeypatch):
     monkeypatch.setattr(recording_file, "_MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(RecordingError, match="unpacks to more than 1000 bytes"):
         open_recording(saved)
+
+
+def test_compressed_data_that_stops_early_is_refused(tmp_path):
+    path = tmp_path / "odd.lmscope"
+    with open(path, "wb") as file:
+        recording_file.write_preamble(file, EngineSnapshot(info=_info(), free_queue=(1,)))
+        packed = zlib.compress(b"\x01\x00\x00\x00x" * 100)[:-4]
+        recording_file._write_record(file, b"\x01\x00\x00\x00" + packed)
+        recording_file.write_end(file)
+    with pytest.raises(RecordingError, match="the compressed data is incomplete"):
+        open_recording(path)
 
 
 def test_an_unknown_struct_is_refused_with_its_place(tmp_path):
@@ -647,6 +664,8 @@ def test_a_redacted_recording_holds_no_text_and_no_token(tiny_engine, tmp_path):
     assert not any(str(h) in everything for h in hashes)
     assert recording.snapshot.requests[0].text
     assert clean.snapshot.requests[0].text == ""
+    assert any(request.text for request in recording.at().requests.values())
+    assert not any(request.text for request in clean.at().requests.values())
 
 
 def test_a_redacted_recording_shows_the_same_sharing_and_counts(recorded):

@@ -534,6 +534,38 @@ def test_rejected_drafts_do_not_count_as_computed():
     assert view.blocks[3].num_filled == 0
 
 
+def test_an_answer_that_comes_after_the_next_step_counts_for_its_own():
+    view = make_view()
+    view.apply(request("a"))
+    view.apply(admit("a", [1, 2], 6, time=1.0))
+    view.apply(SchedulerOutput(step=2, time=1.5))
+    view.apply(EngineCoreOutputs(step=1, time=3.0, outputs=(EngineCoreOutput("a", (33,)),)))
+
+    assert view.step == 2
+    assert (view.this_step.step, view.this_step.output) == (2, 0)
+    assert view.this_step.duration_s is None
+    assert view.totals.output_tokens == 1
+
+
+def test_tokens_per_second_is_over_the_last_steps_and_not_over_pauses():
+    view = make_view()
+    view.apply(request("a"))
+    view.apply(admit("a", [1, 2], 6, time=1.0))
+    assert view.tokens_per_s is None
+    for step, time in ((1, 2.0), (2, 3.0), (3, 5.0)):
+        if step > 1:
+            view.apply(SchedulerOutput(step=step, time=time - 0.5))
+        outputs = (EngineCoreOutput("a", (33, 34)),)
+        view.apply(EngineCoreOutputs(step=step, time=time, outputs=outputs))
+    assert view.tokens_per_s == pytest.approx(4 / 3)
+    end(view, "a", 4)
+    view.apply(request("b", step=4))
+    view.apply(admit("b", [3], 4, step=5, time=1000.0))
+    view.apply(EngineCoreOutputs(step=5, time=1001.0, outputs=(EngineCoreOutput("b", (33,)),)))
+
+    assert view.tokens_per_s is None
+
+
 def test_finished_requests_are_dropped_oldest_first_when_told_to(tiny_engine):
     engine = tiny_engine(num_blocks=40)
     view = follow(engine, keep_finished=3)
