@@ -429,6 +429,9 @@ class EngineInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     # seconds since the epoch and on the monotonic clock, taken together
     wall_time: float = 0.0
     monotonic_time: float = 0.0
+    enable_chunked_prefill: bool = True
+    # most tokens of one request in one step; 0: no such limit
+    long_prefill_token_threshold: int = 0
 
 
 class BlockSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -442,6 +445,8 @@ class BlockSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     stored_by: str | None = None
     stored_step: int = 0
     token_ids: tuple[int, ...] = ()
+    # grows with the time of storing; of two blocks with one hash the older is hit
+    stored_order: int = 0
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

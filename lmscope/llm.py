@@ -589,6 +589,8 @@ def _info(config: EngineConfig) -> EngineInfo:
         scheduling_policy=config.scheduling_policy,
         wall_time=time.time(),
         monotonic_time=time.monotonic(),
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
 
 

@@ -108,6 +108,7 @@ class EngineCore:
             for block_id in blocks:
                 owners.setdefault(block_id, []).append(request_id)
         snapshots = []
+        order = {block_id: place for place, block_id in enumerate(pool.stored, start=1)}
         for block_id in sorted({*owners, *pool.stored}):
             block_hash = pool.block_hash[block_id]
             stored_by, stored_step, token_ids = pool.stored.get(block_id, (None, 0, ()))
@@ -119,6 +120,7 @@ class EngineCore:
                     stored_by=stored_by,
                     stored_step=stored_step,
                     token_ids=token_ids,
+                    stored_order=order.get(block_id, 0),
                 )
             )
         return tuple(snapshots), tuple(pool.free_queue)
