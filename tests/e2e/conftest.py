@@ -122,6 +122,14 @@ class Lab:
             metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
         )
         nbformat.write(content, self.folder / name)
+        return self._open_file(name)
+
+    def open_copy(self, path: Path) -> Notebook:
+        """Open a copy of a notebook with a kernel."""
+        shutil.copy(path, self.folder / path.name)
+        return self._open_file(path.name)
+
+    def _open_file(self, name: str) -> Notebook:
         notebook = Notebook(self.context.new_page(), f"{self.url}/doc/tree/{name}?reset")
         self._open.append(notebook)
         return notebook

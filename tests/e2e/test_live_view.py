@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbformat
+
 if TYPE_CHECKING:
-    from conftest import Lab
+    from conftest import Lab, Notebook
+
+TUTORIAL = Path(__file__).parents[2] / "tutorials" / "01_first_tokens.ipynb"
 
 # A number that stands for the pixels of the block map, or 0 while it is not drawn.
 MAP_PIXELS = """() => {
@@ -17,6 +21,7 @@ MAP_PIXELS = """() => {
   for (const value of new Uint32Array(pixels.buffer)) sum = Math.imul(sum ^ value, 16777619);
   return sum >>> 0;
 }"""
+CHANGED = f"(last) => {{ const now = ({MAP_PIXELS})(); return now === last ? 0 : now; }}"
 COUNTS = "() => window.__lmscope_views.at(-1).lmscopeTest"
 
 CELLS = (
@@ -35,6 +40,11 @@ CELLS = (
 )
 
 
+def wait_for_change(notebook: Notebook, last: int) -> int:
+    """The pixels of the map as soon as they differ from `last` and it is drawn."""
+    return notebook.page.wait_for_function(CHANGED, arg=last).json_value()
+
+
 def test_the_map_changes_while_the_model_generates_and_the_last_picture_is_stored(
     lab: Lab, demo_model: Path
 ) -> None:
@@ -42,17 +52,17 @@ def test_the_map_changes_while_the_model_generates_and_the_last_picture_is_store
     notebook.run(0)
     notebook.run(1)
     page = notebook.page
-    page.wait_for_function(f"() => ({MAP_PIXELS})() !== 0")
-    seen = [page.evaluate(MAP_PIXELS)]
+    seen = [wait_for_change(notebook, 0)]
 
     notebook.run(2)
     for _ in range(5):
-        page.wait_for_function(f"(last) => ({MAP_PIXELS})() !== last", arg=seen[-1])
-        seen.append(page.evaluate(MAP_PIXELS))
+        seen.append(wait_for_change(notebook, seen[-1]))
     assert len(set(seen)) == 6
 
     assert notebook.run(3) == "48\n"
     page.wait_for_selector(".lms :text('Finished')")
+    # The final picture made the front end draw the view anew; the one before is gone.
+    assert page.evaluate("() => window.__lmscope_views.length") == 1
     counts = page.evaluate(COUNTS)
     assert counts["errors"] == []
     assert counts["gaps"] == 0
@@ -71,3 +81,35 @@ def test_the_map_changes_while_the_model_generates_and_the_last_picture_is_store
     notebook.run(5)
     (left,) = notebook.outputs(1)
     assert set(left["data"]) == {"text/html", "text/plain"}
+
+
+def test_the_first_tutorial_runs_in_the_browser_and_its_live_view_moves(
+    lab: Lab, demo_model: Path
+) -> None:
+    cells = nbformat.read(TUTORIAL, as_version=4).cells
+    watching = [
+        index
+        for index, cell in enumerate(cells)
+        if cell.cell_type == "code" and "lmscope.watch(" in cell.source
+    ]
+    notebook = lab.open_copy(TUTORIAL)
+    seen: list[int] = []
+    for index, cell in enumerate(cells):
+        if cell.cell_type != "code":
+            continue
+        is_live = index > watching[0] and not seen
+        if is_live:
+            seen.append(wait_for_change(notebook, 0))
+        notebook.start(index)
+        for _ in range(2 if is_live else 0):
+            seen.append(wait_for_change(notebook, seen[-1]))
+        notebook.wait(index)
+
+    assert len(set(seen)) == 3
+    assert notebook.errors == []
+    counts = notebook.page.evaluate("() => window.__lmscope_views.map((v) => v.lmscopeTest)")
+    assert len(counts) == len(watching)
+    assert [count["errors"] for count in counts] == [[]] * len(watching)
+    for index in watching:
+        stored = [o["data"] for o in notebook.outputs(index) if "text/html" in o.get("data", {})]
+        assert ["finished" in data["text/html"] for data in stored] == [True]
