@@ -8,16 +8,13 @@ __all__ = ["Changes", "Eviction", "StepCounts", "Totals"]
 
 
 class Eviction(msgspec.Struct, frozen=True, gc=False):
-    """Content that a block lost: whose it was, from which step, and for whom it had to go.
-
-    `for_request_id` is None when it was dropped explicitly.
-    """
+    """Content that a block lost: whose it was, from which step, and for whom it had to go."""
 
     block_id: int
     block_hash: int
     stored_by: str | None
     stored_step: int
-    for_request_id: str | None
+    for_request_id: str
 
 
 class StepCounts(msgspec.Struct):

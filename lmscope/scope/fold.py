@@ -316,7 +316,7 @@ class Fold:
                 if left is not None and self._let_go(event.request_id, left):
                     emptied.add(event.request_id)
             elif isinstance(event, BlockRemoved):
-                self._fold_eviction(event)
+                self._fold_removal(event)
             else:
                 pool.clear()
                 self.roster.kept_texts.clear()
@@ -334,9 +334,11 @@ class Fold:
         if len(before) == 1:
             self._share(before[0], 1)
 
-    def _fold_eviction(self, event: BlockRemoved) -> None:
+    def _fold_removal(self, event: BlockRemoved) -> None:
         block = self.pool.remove(event)
         self.roster.kept_texts.pop(event.block_id, None)
+        if event.for_request_id is None:  # dropped, not evicted: nobody needed the block
+            return
         self.totals.evictions += 1
         self.evicted.append(
             Eviction(

@@ -125,7 +125,7 @@ class Frames:
         event                      allocated, touched, stored, freed, removed or cleared
         block_id                   <NA> for cleared
         request_id                 who took, hit, filled or freed it; for removed: for whom
-                                   its content had to go
+                                   its content had to go, nothing when it was dropped
         block_hash, parent_block_hash   16 hex digits; stored, touched and removed only
         stored_by, stored_step     whose content was hit or removed
         index                      position in the request's block table; stored only

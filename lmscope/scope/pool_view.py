@@ -26,6 +26,7 @@ class BlockView(msgspec.Struct, frozen=True, gc=False):
     token_ids    the tokens in it; known with a hash only
     index        its position in the block tables that list it; -1 when unknown
     num_filled   tokens whose keys and values are in it or are being computed in this step
+    stored_order grows with the time of storing; of two blocks with one hash the older is hit
     """
 
     block_id: int
@@ -36,6 +37,7 @@ class BlockView(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...] = ()
     index: int = -1
     num_filled: int = 0
+    stored_order: int = 0
 
     @property
     def ref_cnt(self) -> int:
@@ -151,6 +153,7 @@ class PoolView:
         self.kept_by: dict[str, int] = {}
         self.changed: set[int] = set()
         self._known: dict[int, BlockView] = {}
+        self._num_stored = 0
         for block in blocks:
             self._put(
                 BlockView(
@@ -161,8 +164,10 @@ class PoolView:
                     block.stored_step,
                     block.token_ids,
                     num_filled=0 if block.block_hash is None else block_size,
+                    stored_order=block.stored_order,
                 )
             )
+            self._num_stored = max(self._num_stored, block.stored_order)
 
     def copy(self) -> PoolView:
         """Another pool in the same state, with nothing in `changed`."""
@@ -170,6 +175,7 @@ class PoolView:
         other.free_queue = self.free_queue.copy()
         other.num_kept, other.num_shared = self.num_kept, self.num_shared
         other.kept_by, other._known = self.kept_by.copy(), self._known.copy()
+        other._num_stored = self._num_stored
         return other
 
     @property
@@ -206,6 +212,7 @@ class PoolView:
 
     def store(self, event: BlockStored, step: int) -> None:
         """Make the content of a full block findable."""
+        self._num_stored += 1
         self._put(
             BlockView(
                 event.block_id,
@@ -216,6 +223,7 @@ class PoolView:
                 event.token_ids,
                 event.index,
                 self.block_size,
+                self._num_stored,
             )
         )
 
@@ -294,6 +302,7 @@ def _with_owners(block: BlockView, owners: tuple[str, ...]) -> BlockView:
         block.token_ids,
         block.index,
         block.num_filled,
+        block.stored_order,
     )
 
 
@@ -307,6 +316,7 @@ def _with_place(block: BlockView, index: int, num_filled: int) -> BlockView:
         block.token_ids,
         index,
         num_filled,
+        block.stored_order,
     )
 
 

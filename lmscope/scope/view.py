@@ -247,15 +247,24 @@ class EngineView:
     def snapshot(self) -> EngineSnapshot:
         """The state as an engine would give it; folding on from it gives the same picture."""
         roster = self._fold.roster
+        known = sorted(self.blocks.not_empty(), key=lambda block: block.stored_order)
+        stored = (block.block_id for block in known if block.block_hash is not None)
+        order = {block_id: place for place, block_id in enumerate(stored, start=1)}
         return EngineSnapshot(
             info=self.info,
             step=self.step,
             time=self.time,
             blocks=tuple(
                 BlockSnapshot(
-                    b.block_id, b.owners, b.block_hash, b.stored_by, b.stored_step, b.token_ids
+                    block.block_id,
+                    block.owners,
+                    block.block_hash,
+                    block.stored_by,
+                    block.stored_step,
+                    block.token_ids,
+                    order.get(block.block_id, 0),
                 )
-                for b in sorted(self.blocks.not_empty(), key=lambda b: b.block_id)
+                for block in sorted(known, key=lambda block: block.block_id)
             ),
             free_queue=tuple(self.free_queue),
             requests=tuple(

@@ -477,7 +477,14 @@ class TinyEngine:
             step=self.step_number,
             time=self.clock,
             blocks=tuple(
-                BlockSnapshot(block, tuple(self.owners[block]), *self.content.get(block, ()))
+                BlockSnapshot(
+                    block,
+                    tuple(self.owners[block]),
+                    *self.content.get(block, ()),
+                    stored_order=1 + list(self.content).index(block)
+                    if block in self.content
+                    else 0,
+                )
                 for block in sorted(self.owners)
                 if self.owners[block] or block in self.content
             ),

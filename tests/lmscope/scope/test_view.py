@@ -315,18 +315,30 @@ def test_marks_of_a_step_are_gone_in_the_next():
     assert not view.written
 
 
-def test_content_that_is_dropped_is_marked_for_one_step():
+def test_content_that_is_dropped_is_no_eviction():
     view = kept_block_view()
     view.apply(SchedulerOutput(step=2, kv_events=(BlockRemoved(1, 77, None),)))
-    (eviction,) = view.evicted
-    assert (eviction.stored_by, eviction.stored_step, eviction.for_request_id) == ("a", 1, None)
+
     assert view.blocks[1].state == "empty"
     assert view.num_kept == 0
+    assert view.evicted == []
+    assert view.totals.evictions == 0
+
+
+def test_an_eviction_says_whose_content_went_and_is_marked_for_one_step():
+    view = kept_block_view()
+    view.apply(request("b", step=1))
+    events = (BlockAllocated(3, "b"), BlockRemoved(1, 77, "b"), BlockAllocated(1, "b"))
+    view.apply(admit("b", [3, 1], 2, step=2, events=events))
+    (eviction,) = view.evicted
+    assert (eviction.stored_by, eviction.stored_step, eviction.for_request_id) == ("a", 1, "b")
+    assert view.totals.evictions == 1
+    assert view.written == {3}  # the other waits for drafts
     changes = view.track()
     view.apply(SchedulerOutput(step=3))
 
     assert view.evicted == []
-    assert changes.blocks == {1}
+    assert changes.blocks == {1, 3}
 
 
 def test_a_reset_empties_all_kept_blocks():
