@@ -76,7 +76,8 @@ class BlockMap:
         self._ref = columns["ref"]
         self._fill = columns["fill"]
         self._words = {int(cell[0]): cell for cell in cells}
-        self._block_size = max(1, block_size)
+        # `fill` stops at what a byte holds.
+        self._block_size = min(255, max(1, block_size))
         self._next = {block_id: place for place, block_id in enumerate(next_ids[:3], start=1)}
         self._slots = slots
         self._labels = labels
@@ -91,6 +92,10 @@ class BlockMap:
         grid = self._grid(width, most)
         return grid.rows * grid.height
 
+    def has_bands(self, width: int, most: int) -> bool:
+        """Whether shared blocks show bands, as there is room and words that name the owners."""
+        return bool(self._words) and self._grid(width, most).width >= _NAMES_FROM
+
     def draw(self, canvas: Canvas, x: int, y: int, width: int, most: int) -> None:
         """Draw all blocks with the top left corner at (x, y)."""
         grid = self._grid(width, most)
@@ -98,10 +103,14 @@ class BlockMap:
             self._draw_bins(canvas, x, y, grid)
             return
         self._draw_cells(canvas, x, y, grid)
-        if self._labels and grid.width >= _NAMES_FROM:
-            for block_id in range(self.num_blocks):
-                row, column = divmod(block_id, grid.columns)
-                self._letter(canvas, block_id, x + column * grid.width, y + row * grid.height, grid)
+        if grid.width < _NAMES_FROM:
+            return
+        for block_id in range(self.num_blocks):
+            row, column = divmod(block_id, grid.columns)
+            left, top = x + column * grid.width, y + row * grid.height
+            self._band(canvas, block_id, left, top, grid)
+            if self._labels:
+                self._letter(canvas, block_id, left, top, grid)
 
     def _grid(self, width: int, most: int) -> _Grid:
         count = self.num_blocks
@@ -146,17 +155,13 @@ class BlockMap:
         _paste(canvas, x, y, tiles[places], grid)
 
     def _letter(self, canvas: Canvas, block_id: int, x: int, y: int, grid: _Grid) -> None:
-        """Write id, owner and text into a cell, band it by owner, mark its place in the queue."""
+        """Write id, owner and text into a cell, and its place among those handed out next."""
         palette = self._palette
         words = self._words.get(block_id)
         state = int(self._state[block_id]) & 0x0F
         owners = [str(owner) for owner in words[1]] if words else []
         right, foot = x + grid.width - 7, y + grid.height - 7
         is_in_use = state == IN_USE
-        if is_in_use and len(owners) > 1:
-            self._band(canvas, owners, x, y, grid)
-            flags = int(self._state[block_id])
-            _draw_marks(canvas, x, y, grid.width - 2, grid.height - 2, flags)
         ink = palette.ink if is_in_use else palette.ink_soft
         label = "0 null" if state == NULL else str(block_id)
         size = 9.5 if grid.width >= 50 else 8.5
@@ -189,17 +194,22 @@ class BlockMap:
             label = str(self._next[block_id])
             canvas.text(right - text_width(label, 9.5, 1.5), foot, label, 9.5, colour, 1.5)
 
-    def _band(self, canvas: Canvas, owners: Sequence[str], x: int, y: int, grid: _Grid) -> None:
-        """Vertical bands, one per owner, inside the cell and along its foot."""
-        slots = [self._slots.get(owner, NEUTRAL_SLOT) for owner in owners[:8]]
+    def _band(self, canvas: Canvas, block_id: int, x: int, y: int, grid: _Grid) -> None:
+        """A shared block gets vertical bands, one per owner, inside and along its foot."""
+        state = int(self._state[block_id])
+        words = self._words.get(block_id)
+        owners = words[1][:8] if words else ()
+        if state & 0x0F != IN_USE or len(owners) < 2:
+            return
         width, height, foot = grid.width - 2, grid.height - 2, _foot(grid.height)
-        band = width / len(slots)
-        for i, slot in enumerate(slots):
-            owner = self._palette.owner(slot)
+        band = width / len(owners)
+        for i, name in enumerate(owners):
+            owner = self._palette.owner(self._slots.get(str(name), NEUTRAL_SLOT))
             canvas.rect(x + i * band, y, band, height - foot, owner.tint)
             canvas.rect(x + i * band, y + height - foot, band, foot, owner.edge)
             if i:
                 canvas.rect(x + i * band, y, 0.5, height, self._palette.background)
+        _draw_marks(canvas, x, y, width, height, state)
 
     def _draw_bins(self, canvas: Canvas, x: int, y: int, grid: _Grid) -> None:
         """Each bin is a stack of its shares of states in the hue of most of its blocks."""
