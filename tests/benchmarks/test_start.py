@@ -1,0 +1,55 @@
+"""The arithmetic of the start times, and that failing processes are heard of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import start
+
+
+def test_quartiles_are_those_of_the_values_themselves():
+    assert start.quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == (2.0, 3.0, 4.0)
+    assert start.quartiles([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_the_ratio_is_taken_within_pairs():
+    # The machine was slow in the second pair, for both.
+    seconds = {"import lmscope": [0.1, 1.0, 0.2], "import pandas": [0.2, 2.0, 0.4]}
+    *_, last = start.table(seconds)
+    assert last == "| import lmscope / import pandas | 3 | 0.500 | 0.500 to 0.500 |"
+
+
+def test_what_was_not_measured_has_no_line():
+    assert len(start.table({"import lmscope": [], "import pandas": []})) == 2
+    assert start.table({"first load": [20.0, 21.0, 22.0]})[2:] == [
+        "| first load | 3 | 21.0 | 20.5 to 21.5 |"
+    ]
+
+
+def test_imports_are_measured_in_pairs_and_written_down(tmp_path, capsys, monkeypatch):
+    order = []
+
+    def run(code, *arguments, **environment):
+        order.append(code.split("import ")[2].split()[0])
+        return "0.1" if order[-1] == "lmscope" else "0.3"
+
+    monkeypatch.setattr(start, "_run", run)
+    out = tmp_path / "start.json"
+
+    assert start.main(["--loads", "0", "--imports", "2", "--out", str(out)]) == 0
+
+    # each first in turn, and the first pair does not count
+    assert order == ["lmscope", "pandas", "pandas", "lmscope", "lmscope", "pandas"]
+    assert json.loads(out.read_text())["seconds"]["import pandas"] == [0.3, 0.3]
+    assert "| import pandas | 2 | 0.300 |" in capsys.readouterr().out
+
+
+def test_an_import_that_is_slower_than_pandas_fails(monkeypatch):
+    monkeypatch.setattr(start, "_run", lambda code, *_: "0.4" if "lmscope" in code else "0.3")
+    assert start.main(["--loads", "0", "--imports", "3"]) == 1
+
+
+def test_a_failing_process_says_why():
+    with pytest.raises(RuntimeError, match="no_such_module"):
+        start._run("import no_such_module")
