@@ -225,6 +225,25 @@ def test_the_pump_is_woken_by_the_first_struct_and_not_by_each(pump: Pump) -> No
     assert not pump.wake.is_set()
 
 
+def test_a_live_engine_in_a_long_step_wakes_the_pump_when_it_goes_on(
+    pump: Pump, clock: Clock
+) -> None:
+    source, view = Source(), View()
+    feed = open_page(pump, source, view)
+    source.emit()
+    clock.now = 1.0
+    pump.tick()
+    answer(feed, view)
+    clock.now = 2.0
+    assert pump.tick() == feed_module._FOLD_INTERVAL_S  # only whether it is still alive
+    assert feed.phase == "live"
+    pump.wake.clear()
+
+    source.emit()
+
+    assert pump.wake.is_set()
+
+
 def test_the_pump_looks_again_when_the_page_can_take_a_frame(pump: Pump, clock: Clock) -> None:
     source, view = Source(), View()
     feed = open_page(pump, source, view)

@@ -281,13 +281,14 @@ class Feed:
             polls = [page.link.poll_time(now) for page in self._pages]
             waits.extend(max(0.0, at - now) for at in polls if at is not None)
             waits.append(_FOLD_INTERVAL_S)
-        if phase == "live":
-            # An engine that dies in the middle of a step tells nobody.
-            waits.append(_FOLD_INTERVAL_S)
         if waits:
             return min(waits)
         self._is_asleep = True
-        return 0.0 if self._queue else None
+        if self._queue:
+            return 0.0
+        # An engine that dies in the middle of a step tells nobody, so it is looked at even
+        # when nothing comes; what does come wakes the pump before that.
+        return _FOLD_INTERVAL_S if phase == "live" else None
 
     def _serve(self, page: _Page, now: float) -> None:
         view = page.view()
