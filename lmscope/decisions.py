@@ -1,8 +1,9 @@
 """Why each request ran, waited or was preempted in a step, as the scheduler wrote it down.
 
 A `Decision` is made for every request that schedule() examined; the rest of the waiting
-queue, which it never looked at, is covered by one `Behind`. Both are data: the sentence a
-person reads is made from them in `lmscope.scope.why`.
+queue, which it never looked at, is covered by one `Behind`. A `PrefixMiss` says the same of
+the prefix cache: why it did not have the rest of a prompt. All are data: the sentence a person
+reads is made from them in `lmscope.scope.why`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import enum
 
 import msgspec
 
-__all__ = ["Behind", "Code", "Decision", "Outcome"]
+__all__ = ["Behind", "Change", "Code", "Decision", "Miss", "Outcome", "PrefixMiss", "PromptMatch"]
 
 
 class Outcome(enum.StrEnum):
@@ -86,3 +87,73 @@ class Behind(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     count: int
     code: Code
     other_id: str | None = None
+
+
+class Miss(enum.StrEnum):
+    """Why the first token that did not come from the prefix cache did not."""
+
+    NEVER_SEEN = "never_seen"  # no block with these tokens, after these, was ever full
+    TAIL_RECOMPUTE = "tail_recompute"  # the block was there; the last token is always computed
+    SHORTER_THAN_BLOCK = "shorter_than_block"  # what is left fills no block
+    EVICTED = "evicted"  # the block was there once, and had to go
+    CLEARED = "cleared"  # the block was there once, until the cache was reset
+    OTHER_SALT = "other_salt"  # the same tokens, under another cache_salt only
+    LOOKUP_SKIPPED = "lookup_skipped"  # nobody asked the cache; `detail` says why
+    UNKNOWN = "unknown"  # it was decided by what lies before the recording
+
+
+class PromptMatch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The earlier request that begins with most of the same tokens, and where they part.
+
+    request_id            of several that match equally far, the one admitted first
+    num_tokens            that are equal, from the start
+    token_id, text        the first token that differs, here; None where this one ends
+    other_token_id, other_text   the same token there; None where that one ends
+    is_other_salt         the two could not share blocks in any case
+    """
+
+    request_id: str
+    num_tokens: int
+    token_id: int | None = None
+    text: str = ""
+    other_token_id: int | None = None
+    other_text: str = ""
+    is_other_salt: bool = False
+
+
+class PrefixMiss(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Why the prefix cache did not have the first token that an admission computes."""
+
+    code: Miss
+    # position of that token in prompt and output, from 0; all before it came from the cache
+    position: int
+    # evicted, cleared, other_salt, tail_recompute: the block with these tokens, who had
+    # filled it, and in which step
+    block_id: int | None = None
+    stored_by: str | None = None
+    stored_step: int = 0
+    # when that block lost its content; 0: it had not
+    removed_step: int = 0
+    # evicted: for whom; None when the content was dropped and nobody needed the block
+    other_id: str | None = None
+    # never_seen: how far an earlier request was the same; None when no first token was
+    match: PromptMatch | None = None
+    # never_seen, unknown: since this step; 0 is the engine's beginning
+    since_step: int = 0
+    # lookup_skipped: "caching is off", "prompt_logprobs" or "skip_reading_prefix_cache"
+    detail: str = ""
+
+
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One change to the conditions of a step; all zero is the step as it was.
+
+    blocks     free blocks more, empty ones, the past unchanged
+    tokens     token budget more
+    seats      requests more that may run at once (max_num_seqs)
+    position   place in the waiting queue, 1 is the head; 0 leaves it where it is
+    """
+
+    blocks: int = 0
+    tokens: int = 0
+    seats: int = 0
+    position: int = 0
