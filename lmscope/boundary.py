@@ -462,6 +462,8 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     num_cached_tokens: int = -1
     block_ids: tuple[int, ...] = ()
     num_preemptions: int = 0
+    # computed before a preemption and not all computed again yet: up to this token; else 0
+    num_tokens_lost: int = 0
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -32,6 +32,7 @@ from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.gate import Gate
 from lmscope.sampling_params import SamplingParams
+from lmscope.scope.questions import Why, why_now
 from lmscope.tap import Tap
 
 if TYPE_CHECKING:
@@ -255,6 +256,26 @@ class LLM:
         """Forget all cached blocks; False, and nothing happens, while any is in use."""
         return self._loop.call(lambda core: core.reset_prefix_cache())
 
+    def why(self, request_id: str) -> Why:
+        """Why a live request runs or waits now, and what would let it run in the next step.
+
+        Works with nobody listening. ValueError for an id that is not live, naming those that
+        are; what happened earlier is asked of a recording.
+        """
+
+        def ask(core: EngineCore) -> tuple[Why | None, list[str]]:
+            scheduler = core.scheduler
+            return why_now(scheduler, request_id, core.step_number), list(scheduler.requests)
+
+        answer, live = self._loop.call(ask, is_urgent=True)
+        if answer is None:
+            known = ", ".join(live[:8]) or "none"
+            raise ValueError(
+                f"request id is {request_id!r}, which is not live; live: {known}; of ended "
+                "requests ask a recording: rec.why(request_id)"
+            )
+        return answer
+
     # -- life ------------------------------------------------------------------
 
     @property
@@ -418,7 +439,7 @@ class LLM:
             ended = self._outputs.abort_streams(streams, core.step_number)
             core.abort_requests(ended)
             for stream in streams:
-                if not stream.finished:  # the engine has not seen it yet
+                if self._live.get(stream.request_id) is stream:  # the engine has not seen it yet
                     stream.push(aborted_output(stream.request_id, core.step_number))
                     self._forget(stream.request_id)
 

@@ -138,6 +138,7 @@ class EngineCore:
                 num_cached_tokens=request.num_cached_tokens,
                 block_ids=manager.get_block_ids(request.request_id),
                 num_preemptions=request.num_preemptions,
+                num_tokens_lost=request.num_tokens_lost,
             )
             for request in (*self.scheduler.running, *self.scheduler.waiting)
         )

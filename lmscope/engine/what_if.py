@@ -9,12 +9,12 @@ recording, from which the state is built again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from lmscope.boundary import EngineSnapshot, RequestSnapshot, SchedulerOutput
-from lmscope.decisions import Code, Decision
+from lmscope.decisions import Change, Code, Decision
 from lmscope.engine.block_pool import BlockPool, FreeQueue
 from lmscope.engine.kv_cache_manager import KVCacheManager
 from lmscope.engine.prefix_hash import BlockHasher
@@ -22,25 +22,10 @@ from lmscope.engine.request import Request, RequestStatus
 from lmscope.engine.request_queue import FCFSRequestQueue
 from lmscope.engine.scheduler import Scheduler, SchedulerConfig
 
-__all__ = ["Change", "WhatIf", "copy_scheduler", "restore_scheduler"]
+__all__ = ["WhatIf", "copy_scheduler", "restore_scheduler"]
 
 # Changes up to this size are tried one by one; above it the search halves the range.
 _TRIED_ONE_BY_ONE = 64
-
-
-class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One change to the conditions of a step; all zero is the step as it was.
-
-    blocks     free blocks more, empty ones, the past unchanged
-    tokens     token budget more
-    seats      requests more that may run at once (max_num_seqs)
-    position   place in the waiting queue, 1 is the head; 0 leaves it where it is
-    """
-
-    blocks: int = 0
-    tokens: int = 0
-    seats: int = 0
-    position: int = 0
 
 
 _UNCHANGED = Change()
@@ -217,8 +202,10 @@ def copy_scheduler(
     return made
 
 
-def restore_scheduler(snapshot: EngineSnapshot) -> Scheduler:
+def restore_scheduler(snapshot: EngineSnapshot, ended: Sequence[str] = ()) -> Scheduler:
     """The scheduler of an engine, built from a snapshot of it.
+
+    ended   requests that have left since, in this order; ids it does not know are ignored
 
     It can schedule its next step and decides as the engine did; it cannot run on, since
     only the short names of blocks are in a snapshot.
@@ -247,6 +234,7 @@ def restore_scheduler(snapshot: EngineSnapshot) -> Scheduler:
             scheduler.waiting.add(request)
     scheduler._step = snapshot.step
     _restore_pool(snapshot, scheduler.kv_cache_manager)
+    scheduler.finish_requests(ended, RequestStatus.FINISHED_ABORTED)
     return scheduler
 
 
@@ -285,6 +273,7 @@ def _restore_request(shot: RequestSnapshot, hasher: BlockHasher | None) -> Reque
     request.num_computed_tokens = shot.num_computed_tokens
     request.num_cached_tokens = shot.num_cached_tokens
     request.num_preemptions = shot.num_preemptions
+    request.num_tokens_lost = shot.num_tokens_lost
     return request
 
 

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, overload
+from typing import TYPE_CHECKING, BinaryIO, overload
 
 import msgspec
 
@@ -45,6 +45,9 @@ from lmscope.scope.timetable import Timetable
 from lmscope.scope.view import EngineView
 from lmscope.scope.write_file import replace_file
 from lmscope.tap import Source, Subscription, Tap
+
+if TYPE_CHECKING:
+    from lmscope.scope.questions import Why
 
 __all__ = ["Boundaries", "Recording", "open_recording", "record"]
 
@@ -233,19 +236,21 @@ class Recording:
             )
         return self._views.at(bisect.bisect_right(self._log.steps, step))
 
-    def why(self, request_id: str, step: int | None = None) -> str:
-        """One sentence: why a request ran, waited, was preempted or ended, then or at last.
+    def structs_of(self, step: int) -> list[AnyBoundary]:
+        """The structs of one step in order, requests that came in after it included."""
+        steps = self._log.steps
+        first = bisect.bisect_left(steps, step)
+        return self.boundaries[first : bisect.bisect_right(steps, step)]
 
-        RecordingError when it had not arrived, or is not in the recording.
+    def why(self, request_id: str, step: int | None = None) -> Why:
+        """Why a request ran, waited or lost its place in a step, and what it would have needed.
+
+        Without a step: the last one in which it was live. RecordingError for a step or a
+        request that is not there, naming those that are.
         """
-        view = self.at(step)
-        if request_id not in view.requests:
-            known = ", ".join(list(view.requests)[:8]) or "none"
-            raise RecordingError(
-                f"request id is {request_id!r}, which is not known at step {view.step}; known: "
-                f"{known}"
-            )
-        return view.why(request_id)
+        from lmscope.scope.questions import why_in_recording
+
+        return why_in_recording(self, request_id, step)
 
     @property
     def frames(self) -> Frames:

@@ -119,7 +119,7 @@ class Roster:
             block_ids=list(snapshot.block_ids),
             max_blocks=len(snapshot.block_ids),
             num_held=len(snapshot.block_ids),
-            num_reached=snapshot.num_computed_tokens,
+            num_reached=max(snapshot.num_computed_tokens, snapshot.num_tokens_lost),
         )
         if record.output_token_ids:
             # How the text so far falls to the tokens is not known: the first has it all.

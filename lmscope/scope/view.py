@@ -23,6 +23,7 @@ from lmscope.boundary import (
     EngineInfo,
     EngineSnapshot,
     RequestSnapshot,
+    SchedulerOutput,
 )
 from lmscope.decisions import Code, Decision, Outcome
 from lmscope.scope import why
@@ -30,6 +31,7 @@ from lmscope.scope.counts import Changes, Eviction, StepCounts, Totals
 from lmscope.scope.fold import Fold
 from lmscope.scope.pool_view import Blocks, BlockView, FreeQueue
 from lmscope.scope.request_view import NEUTRAL_SLOT, NO_SLOT, RequestView
+from lmscope.scope.run_log import RunLog
 
 __all__ = ["BlockView", "EngineView", "RequestView", "differences"]
 
@@ -43,15 +45,22 @@ class EngineView:
 
     def __init__(self, snapshot: EngineSnapshot, *, keep_finished: int | None = None) -> None:
         self._fold = Fold(snapshot, keep_finished)
+        self._log = RunLog()
 
     def apply(self, boundary: Boundary) -> None:
         """Fold one struct, the next of the stream."""
+        if not isinstance(boundary, SchedulerOutput):
+            self._fold.apply(boundary)
+            return
+        self._log.close_step(self)
         self._fold.apply(boundary)
+        self._log.begin_step(self, boundary)
 
     def copy(self) -> EngineView:
         """Another view of the same moment; neither follows the other."""
         other = EngineView.__new__(EngineView)
         other._fold = self._fold.copy()
+        other._log = self._log.copy()
         return other
 
     def track(self) -> Changes:
@@ -79,6 +88,26 @@ class EngineView:
     def boundary(self) -> str:
         """Name of the last struct, "" before the first."""
         return self._fold.boundary
+
+    @property
+    def at(self) -> Boundary | None:
+        """The last struct, at which the picture stands; None before the first."""
+        return self._fold.last.get(self._fold.boundary)
+
+    @property
+    def previous(self) -> Boundary | None:
+        """The struct of the same kind before `at`, if there was one."""
+        return self._fold.previous.get(self._fold.boundary)
+
+    @property
+    def log(self) -> RunLog:
+        """What the steps before this one did."""
+        return self._log
+
+    @property
+    def preempted(self) -> Sequence[str]:
+        """Ids of the requests that this step preempted."""
+        return self._fold.preempted
 
     @property
     def this_step(self) -> StepCounts:
@@ -336,6 +365,9 @@ class EngineView:
             num_cached_tokens=record.num_cached_tokens,
             block_ids=tuple(record.block_ids),
             num_preemptions=record.num_preemptions,
+            num_tokens_lost=(
+                record.num_reached if record.num_computed_tokens < record.num_reached else 0
+            ),
         )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lmscope.decisions import Outcome
+from lmscope.decisions import Change, Outcome
 from lmscope.engine.request import RequestStatus
-from lmscope.engine.what_if import Change, WhatIf
+from lmscope.engine.what_if import WhatIf
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_scheduler import add, make_scheduler, run_step
