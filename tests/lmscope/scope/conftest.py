@@ -46,6 +46,7 @@ class TinyRequest:
         self.text = ""
         self.status = "waiting"
         self.computed = 0
+        self.lost = 0
         self.cached = -1
         self.preemptions = 0
         self.table = []
@@ -450,6 +451,7 @@ class TinyEngine:
     def preempt(self, record):
         self.release(record)
         record.status = "preempted"
+        record.lost = max(record.lost, record.computed)
         record.computed = 0
         record.preemptions += 1
         self.waiting.insert(0, record)
@@ -499,6 +501,7 @@ class TinyEngine:
                     num_cached_tokens=r.cached,
                     block_ids=tuple(r.table),
                     num_preemptions=r.preemptions,
+                    num_tokens_lost=r.lost if r.computed < r.lost else 0,
                 )
                 for r in (*self.running, *self.queue())
             ),
