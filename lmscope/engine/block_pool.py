@@ -198,6 +198,12 @@ class BlockPool:
                     )
                 )
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Drop the names of blocks whose content must not be hit."""
+        for block_id in blocks:
+            if self.block_hash[block_id] is not None:
+                self._forget(block_id, None)
+
     def reset(self) -> bool:
         """Forget all names; False, and nothing happens, while any block is in use."""
         if len(self.free_queue) != self.num_blocks - 1:

@@ -136,6 +136,11 @@ class KVCacheManager:
         )
         self.num_cached_block[request.request_id] = num_full
 
+    def forget_uncomputed(self, request: Request) -> None:
+        """Take the names from blocks that only tokens of this step would have filled."""
+        first = request.num_computed_tokens // self.block_size
+        self.block_pool.forget(self.req_to_blocks[request.request_id][first:])
+
     def free(self, request: Request) -> int:
         """Let go of all blocks of a request; returns how many it held."""
         blocks = self.req_to_blocks.pop(request.request_id, [])

@@ -253,6 +253,9 @@ class Scheduler:
                 victim = self.running.pop(position)
                 if victim.request_id in step.num_scheduled_tokens:
                     step.take_back(victim)
+                    # Named when they were handed out, and not going to be computed now.
+                    # vLLM 0.16 keeps the names, and a later hit reads what was never written.
+                    manager.forget_uncomputed(victim)
                 if position < index:
                     index -= 1
             else:
@@ -494,10 +497,13 @@ class Scheduler:
             if request_id in drafts and generated:
                 num_drafts = len(drafts[request_id])
                 num_rejected = num_drafts - (len(generated) - 1)
-                if request.num_computed_tokens > 0:
-                    request.num_computed_tokens -= num_rejected
-                if request.num_output_placeholders > 0:
-                    request.num_output_placeholders -= num_rejected
+                # The counters of a request that was preempted by force start anew; drafts
+                # of a batch from before are not in them.
+                if not request.discard_latest_async_tokens:
+                    if request.num_computed_tokens > 0:
+                        request.num_computed_tokens -= num_rejected
+                    if request.num_output_placeholders > 0:
+                        request.num_output_placeholders -= num_rejected
                 spec_stats.record(num_drafts, len(generated) - 1)
 
             status_before = request.status

@@ -39,8 +39,16 @@ class _RequestState:
         self.stream = stream
         self.on_end = on_end
         self.num_cached_tokens = 0
+        # tapped, and not pushed to the stream yet
+        self.on_its_way: RequestOutput | None = None
         self.detokenizer = IncrementalDetokenizer.for_request(tokenizer, request)
         self.logprobs = LogprobsProcessor.for_request(tokenizer, request)
+
+    def deliver(self) -> None:
+        """Push what has been tapped; each output once, in the order of the taps."""
+        delta, self.on_its_way = self.on_its_way, None
+        if delta is not None:
+            self.stream.push(delta)
 
 
 class OutputProcessor:
@@ -133,9 +141,12 @@ class OutputProcessor:
         if is_finished:
             del self._states[output.request_id]
             state.on_end(output.request_id)
+        # Somebody at a closed gate may end a request while its last output stands there.
+        state.deliver()
+        state.on_its_way = delta
         # The tap first: who waits for the end and then asks a view must find it there.
         self._tap(delta)
-        state.stream.push(delta)
+        state.deliver()
 
 
 def aborted_output(request_id: str, step: int) -> RequestOutput:

@@ -301,6 +301,49 @@ def test_a_struct_kept_from_the_first_step_does_not_change():
     assert repr(first) == before
 
 
+def test_blocks_that_a_victim_will_not_compute_cannot_be_hit():
+    # vLLM 0.16 leaves them their names, and "long" would read keys that nobody wrote.
+    scheduler = make_scheduler(
+        num_blocks=9,
+        block_size=2,
+        max_num_batched_tokens=8,
+        long_prefill_token_threshold=4,
+        policy="priority",
+    )
+    add(scheduler, "long", 14, max_tokens=1, priority=1)
+    run_step(scheduler)
+    add(scheduler, "short", range(100, 104), max_tokens=3, arrival_time=1.0)
+    run_step(scheduler)
+
+    output = run_step(scheduler)  # "long" gets its third piece, and "short" the block of it
+
+    assert output.preempted_req_ids == ("long",)
+    assert dict(output.num_scheduled_tokens) == {"short": 1}
+    while "short" in scheduler.requests:
+        run_step(scheduler)
+    while "long" not in output.num_scheduled_tokens:
+        output = run_step(scheduler)
+    decision = {d.request_id: d for d in output.decisions}["long"]
+    assert (decision.code, decision.tokens_cached) == (Code.RESUMED, 8)
+
+
+def test_drafts_of_a_batch_from_before_a_forced_preemption_do_not_count():
+    scheduler = make_scheduler(async_scheduling=True, spec_method="ngram", num_speculative_tokens=2)
+    request = add(scheduler, "a", 5)
+    first = scheduler.schedule()
+    second = scheduler.schedule()  # with two drafts
+    finish_step(scheduler, first)
+    assert second.scheduled_spec_decode_tokens == {"a": (-1, -1)}
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    scheduler.schedule()
+    assert (request.num_computed_tokens, request.num_output_placeholders) == (6, 1)
+
+    finish_step(scheduler, second)  # both were rejected
+
+    assert (request.num_computed_tokens, request.num_output_placeholders) == (6, 1)
+    assert request.output_token_ids == (7,)
+
+
 def check_pool(scheduler: Scheduler) -> None:
     """Every usable block is free or held, exactly once each; counts equal owners."""
     manager = scheduler.kv_cache_manager
