@@ -59,7 +59,15 @@ __all__ = [
 ]
 
 
-class Boundary(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True):
+class Boundary(
+    msgspec.Struct,
+    frozen=True,
+    tag=True,
+    gc=False,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
+):
     """What every struct that crosses a boundary carries.
 
     step   engine step, from 1; 0 before the first
@@ -76,7 +84,13 @@ class Boundary(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=Tr
 
 
 class EngineCoreRequest(
-    Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True
+    Boundary,
+    frozen=True,
+    tag=True,
+    gc=False,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
 ):
     """One request on its way from the front end into the engine."""
 
@@ -101,14 +115,18 @@ class EngineCoreRequest(
 # ---------------------------------------------------------------------------
 
 
-class BlockAllocated(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+class BlockAllocated(
+    msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """An unused block was taken from the head of the free queue for `request_id`."""
 
     block_id: int
     request_id: str
 
 
-class BlockTouched(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+class BlockTouched(
+    msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A prefix hit: `request_id` now also reads a block that `stored_by` filled.
 
     A block nobody held leaves the free queue with this.
@@ -120,7 +138,9 @@ class BlockTouched(msgspec.Struct, frozen=True, tag=True, gc=False, omit_default
     stored_step: int
 
 
-class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+class BlockStored(
+    msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A block became full and can be found under its hash from now on.
 
     block_hash          lowest 64 bits of the digest over parent, tokens and extra keys
@@ -137,7 +157,9 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults
     index: int
 
 
-class BlockFreed(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+class BlockFreed(
+    msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """`request_id` let go of a block.
 
     When it was the last holder the block goes to the tail of the free queue and keeps
@@ -148,7 +170,9 @@ class BlockFreed(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=
     request_id: str
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+class BlockRemoved(
+    msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A kept block lost its content: evicted for `for_request_id` (None: explicitly)."""
 
     block_id: int
@@ -156,14 +180,18 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False, omit_default
     for_request_id: str | None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
+class AllBlocksCleared(
+    msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """The prefix cache was reset: no block can be found any more."""
 
 
 KVEvent = BlockAllocated | BlockTouched | BlockStored | BlockFreed | BlockRemoved | AllBlocksCleared
 
 
-class NewRequestData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class NewRequestData(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A request that is scheduled for the first time: everything the worker must know."""
 
     req_id: str
@@ -175,7 +203,9 @@ class NewRequestData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     num_computed_tokens: int
 
 
-class CachedRequestData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class CachedRequestData(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """Requests the worker knows already, column by column; running first, then resumed."""
 
     req_ids: tuple[str, ...] = ()
@@ -197,7 +227,15 @@ class CachedRequestData(msgspec.Struct, frozen=True, gc=False, omit_defaults=Tru
         return len(self.req_ids)
 
 
-class SchedulerOutput(Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True):
+class SchedulerOutput(
+    Boundary,
+    frozen=True,
+    tag=True,
+    gc=False,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
+):
     """What runs in this step, why, and what the block pool did to make it possible."""
 
     scheduled_new_reqs: tuple[NewRequestData, ...] = ()
@@ -224,7 +262,9 @@ class SchedulerOutput(Boundary, frozen=True, tag=True, gc=False, omit_defaults=T
 # ---------------------------------------------------------------------------
 
 
-class LogprobsLists(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class LogprobsLists(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """Log probabilities of N sampled (or prompt) tokens.
 
     logprob_token_ids     [N, k + 1]  column 0 is the token itself, then the top k, descending
@@ -238,7 +278,13 @@ class LogprobsLists(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ModelRunnerOutput(
-    Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True
+    Boundary,
+    frozen=True,
+    tag=True,
+    gc=False,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
 ):
     """What the model answered, one row per request, in the order of the batch.
 
@@ -274,14 +320,18 @@ class EngineCoreEventType(IntEnum):
     PREEMPTED = 3
 
 
-class EngineCoreEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class EngineCoreEvent(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A moment in the life of a request; `timestamp` is monotonic, in seconds."""
 
     type: EngineCoreEventType
     timestamp: float
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class EngineCoreOutput(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """What one request produced in one step."""
 
     request_id: str
@@ -299,7 +349,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
     num_cached_tokens: int = 0
 
 
-class PrefixCacheStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class PrefixCacheStats(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """Prefix-cache look-ups since the last statistics, as vLLM counts them.
 
     Each attempt to admit a request counts, so one that waits at the head of the queue
@@ -315,7 +367,9 @@ class PrefixCacheStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
     preempted_hits: int = 0
 
 
-class SpecDecodingStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class SpecDecodingStats(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """Draft tokens since the last statistics."""
 
     num_spec_tokens: int
@@ -325,7 +379,9 @@ class SpecDecodingStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=Tru
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
 
 
-class SchedulerStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class SchedulerStats(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """Counts after the step."""
 
     num_running_reqs: int = 0
@@ -337,7 +393,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class EngineCoreOutputs(
-    Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True
+    Boundary,
+    frozen=True,
+    tag=True,
+    gc=False,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
 ):
     """What all requests produced in this step, and the counts after it."""
 
@@ -352,7 +414,7 @@ class EngineCoreOutputs(
 # ---------------------------------------------------------------------------
 
 
-class Logprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Logprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True):
     """Log probability of one token: natural logarithm, rank from 1, its text if known."""
 
     logprob: float
@@ -360,7 +422,9 @@ class Logprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     decoded_token: str | None = None
 
 
-class CompletionOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class CompletionOutput(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """One continuation of a prompt."""
 
     index: int
@@ -376,7 +440,15 @@ class CompletionOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
         return self.finish_reason is not None
 
 
-class RequestOutput(Boundary, frozen=True, tag=True, gc=False, omit_defaults=True, kw_only=True):
+class RequestOutput(
+    Boundary,
+    frozen=True,
+    tag=True,
+    gc=False,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    kw_only=True,
+):
     """What the user gets of one request.
 
     The one that crosses the tap is this step's delta and leaves `prompt` and
@@ -412,7 +484,9 @@ BOUNDARIES: tuple[type[Boundary], ...] = (
 # ---------------------------------------------------------------------------
 
 
-class EngineInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class EngineInfo(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """The settings of the engine that emits the stream, as a reader needs them.
 
     num_blocks counts block 0, the null block, which is never handed out.
@@ -434,7 +508,9 @@ class EngineInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     long_prefill_token_threshold: int = 0
 
 
-class BlockSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class BlockSnapshot(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A block that is in use or keeps content; free empty blocks have none."""
 
     block_id: int
@@ -449,7 +525,9 @@ class BlockSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     stored_order: int = 0
 
 
-class RequestSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class RequestSnapshot(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """A live request in the middle of its life."""
 
     request: EngineCoreRequest
@@ -466,7 +544,9 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     num_tokens_lost: int = 0
 
 
-class EngineSnapshot(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class EngineSnapshot(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """The state of an engine between two structs of its stream.
 
     A reader that joins late starts here: folding the structs that follow gives the

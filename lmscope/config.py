@@ -180,6 +180,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_block_bytes: int
     kv_formula: str = ""
     device: str = "cpu"
+    # of the weights, "float32" for example; "" where there are none
+    dtype: str = ""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +226,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         chunks = "on" if self.enable_chunked_prefill else "off"
         return "\n".join(
             (
-                f"LLM {self.model}  ({self.execute}, {self.device}, {self.dtype}, "
+                f"LLM {self.model}  ({self.execute}, {self.device}, {self.dtype or 'no weights'}, "
                 f"seed {self.seed}, {self.threads} {'thread' if self.threads == 1 else 'threads'})",
                 f"  KV cache   {kv_cache}",
                 f"  limits     {self.max_model_len} tokens a request, {self.max_num_seqs} "
@@ -281,7 +283,7 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         )
     return EngineConfig(
         model=options.model,
-        dtype=options.dtype,
+        dtype=facts.dtype,
         device=facts.device,
         seed=options.seed,
         block_size=options.block_size,

@@ -550,6 +550,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
             kv_block_bytes=loaded.kv_block_bytes(block_size),
             kv_formula=loaded.kv_formula(block_size),
             device=str(loaded.device.type),
+            dtype=str(loaded.dtype).removeprefix("torch."),
         )
 
     return _Weights(

@@ -88,6 +88,7 @@ class SamplingParams(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
+    repr_omit_defaults=True,
     gc=False,
     forbid_unknown_fields=True,
     metaclass=_NamesTheNearest,
