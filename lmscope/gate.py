@@ -136,11 +136,6 @@ class Gate:
         return self._ended is not False
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the engine was closed or has died, so that nothing will come any more."""
-        return self._ended is not False
-
-    @property
     def breakpoints(self) -> tuple[Breakpoint, ...]:
         return self._breakpoints
 
