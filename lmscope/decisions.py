@@ -46,7 +46,7 @@ class Code(enum.StrEnum):
     PREEMPTED_SELF = "preempted_self"
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Decision(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True):
     """What schedule() decided about one request, and the quantities it turned on."""
 
     request_id: str
@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     tokens_lost: int = 0
 
 
-class Behind(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Behind(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True):
     """All requests from `first` to `last` of the waiting queue, never examined.
 
     They wait for the same reason: somebody in front of them did not get in, or the step
@@ -102,7 +102,9 @@ class Miss(enum.StrEnum):
     UNKNOWN = "unknown"  # it was decided by what lies before the recording
 
 
-class PromptMatch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class PromptMatch(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """The earlier request that begins with most of the same tokens, and where they part.
 
     request_id            of several that match equally far, the one admitted first
@@ -110,6 +112,8 @@ class PromptMatch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     token_id, text        the first token that differs, here; None where this one ends
     other_token_id, other_text   the same token there; None where that one ends
     is_other_salt         the two could not share blocks in any case
+    is_uncomputed         that one has all tokens of the block that was missed, but had not
+                          computed them by then
     """
 
     request_id: str
@@ -119,9 +123,12 @@ class PromptMatch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     other_token_id: int | None = None
     other_text: str = ""
     is_other_salt: bool = False
+    is_uncomputed: bool = False
 
 
-class PrefixMiss(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class PrefixMiss(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True
+):
     """Why the prefix cache did not have the first token that an admission computes."""
 
     code: Miss
@@ -144,7 +151,7 @@ class PrefixMiss(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     detail: str = ""
 
 
-class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, repr_omit_defaults=True):
     """One change to the conditions of a step; all zero is the step as it was.
 
     blocks     free blocks more, empty ones, the past unchanged

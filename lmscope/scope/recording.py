@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, overload
@@ -47,6 +48,9 @@ from lmscope.scope.write_file import replace_file
 from lmscope.tap import Source, Subscription, Tap
 
 if TYPE_CHECKING:
+    from lmscope.scope.block_story import BlockStory
+    from lmscope.scope.history import History
+    from lmscope.scope.provenance import Provenance
     from lmscope.scope.questions import Why
 
 __all__ = ["Boundaries", "Recording", "open_recording", "record"]
@@ -251,6 +255,34 @@ class Recording:
         from lmscope.scope.questions import why_in_recording
 
         return why_in_recording(self, request_id, step)
+
+    def provenance(self, request_id: str) -> Provenance:
+        """Where each token of a request came from, and why the prefix cache missed the rest.
+
+        The first question goes through the whole recording once, later ones through what is
+        new. RecordingError for a request that is not there, naming those that are.
+        """
+        from lmscope.scope.provenance import provenance_of
+
+        with self._history.caught_up() as history:
+            return provenance_of(history, request_id)
+
+    def block(self, block_id: int, step: int | None = None) -> BlockStory:
+        """All that happened to a block, and its state after a step; without one: at the end.
+
+        RecordingError for a block or a step that is not there, naming those that are.
+        """
+        from lmscope.scope.block_story import block_story
+
+        view = self.at(step)
+        with self._history.caught_up() as history:
+            return block_story(history, view, block_id, self.start_time)
+
+    @cached_property
+    def _history(self) -> History:
+        from lmscope.scope.history import History
+
+        return History(self.snapshot, self._log)
 
     @property
     def frames(self) -> Frames:

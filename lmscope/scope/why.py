@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 
 from lmscope.boundary import EngineInfo
-from lmscope.decisions import Behind, Code, Decision, Outcome
+from lmscope.decisions import Behind, Code, Decision, Miss, Outcome, PrefixMiss, PromptMatch
+from lmscope.scope.visible import visible
 
-__all__ = ["NOT_DECIDED", "ending", "sentence"]
+__all__ = ["NOT_DECIDED", "ending", "missed", "sentence"]
 
 NOT_DECIDED = "waiting: arrived after the last step was scheduled"
 
@@ -75,6 +76,59 @@ def ending(
     else:
         how = finish_reason or "–"
     return f"finished at step {'–' if step is None else step}: {how}"
+
+
+def missed(miss: PrefixMiss) -> str:
+    """Why the prefix cache did not have the rest of a request's tokens."""
+    was = "" if miss.stored_by is None else f"{miss.stored_by} had filled it at {miss.stored_step}"
+    match miss.code:
+        case Miss.NEVER_SEEN:
+            since = f" since step {miss.since_step}" if miss.since_step else ""
+            why = f"never seen{since}; {_parting(miss.match)}"
+        case Miss.TAIL_RECOMPUTE:
+            why = "last token is always computed"
+        case Miss.SHORTER_THAN_BLOCK:
+            why = "shorter than a block"
+        case Miss.EVICTED:
+            taker = "" if miss.other_id is None else f" for {miss.other_id}"
+            verb = "evicted" if taker else "dropped"
+            why = f"{verb} at {miss.removed_step}{taker}" + (f"; {was}" if was else "")
+        case Miss.CLEARED:
+            why = f"cache reset at {miss.removed_step}" + (f"; {was}" if was else "")
+        case Miss.OTHER_SALT:
+            why = "other salt" + (f"; {was}" if was else "")
+        case Miss.LOOKUP_SKIPPED:
+            why = f"not looked up; {_SKIPPED.get(miss.detail, miss.detail)}"
+        case _:
+            why = f"decided before step {miss.since_step}, where the recording begins"
+            if miss.removed_step:
+                why = (
+                    f"never seen, or evicted at {miss.removed_step}; what came before the same "
+                    f"tokens in block {miss.block_id} is not in the recording"
+                )
+    return f"missed from token {miss.position}: {why}"
+
+
+def _parting(match: PromptMatch | None) -> str:
+    """How far an earlier prompt is the same, and what comes then on both sides."""
+    if match is None:
+        return "no earlier prompt begins with the same token"
+    salt = ", under another salt" if match.is_other_salt else ""
+    same = f"{match.request_id} has the same first {_count(match.num_tokens, 'token')}{salt}"
+    if match.is_uncomputed or match.token_id is None:
+        return f"{same}, and had not computed them all"
+    here = _token(match.token_id, match.text)
+    if match.other_token_id is None:
+        return f"{same} and ends there, where this one has {here}"
+    return (
+        f"{same}, then {_token(match.other_token_id, match.other_text)} where this one has {here}"
+    )
+
+
+def _token(token_id: int, text: str) -> str:
+    if not text:  # a part of a character, or nobody told
+        return f"token {token_id}"
+    return json.dumps(visible(text), ensure_ascii=False)
 
 
 def _scheduled(decision: Decision, num_computed_tokens: int | None) -> str:
@@ -151,3 +205,8 @@ def _count(number: int, noun: str) -> str:
 
 _SCHEDULED = frozenset({Code.DECODE, Code.PREFILL, Code.PREFILL_CHUNK, Code.RESUMED})
 _PREEMPTED = frozenset({Code.PREEMPTED, Code.PREEMPTED_SELF})
+_SKIPPED = {
+    "caching is off": "prefix caching is off",
+    "prompt_logprobs": "prompt_logprobs needs every prompt token computed",
+    "skip_reading_prefix_cache": "skip_reading_prefix_cache is set",
+}
