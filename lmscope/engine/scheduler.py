@@ -223,7 +223,7 @@ class Scheduler:
 
             blocks, index = self._allocate_or_preempt(step, request, num_tokens, index, now)
             if blocks is None:
-                self._refuse_rest(step, index, Code.AFTER_SELF_PREEMPTION)
+                self._refuse_rest(step, index, Code.AFTER_SELF_PREEMPTION, request_id)
                 return
             budget_left = step.token_budget
             step.running.append(request)
@@ -336,9 +336,16 @@ class Scheduler:
 
     # -- why not -----------------------------------------------------------
 
-    def _refuse_rest(self, step: _Step, index: int, code: Code) -> None:
-        """The running requests from `index` on get nothing in this step."""
-        other_id, amount = _largest(step.num_scheduled_tokens)
+    def _refuse_rest(
+        self, step: _Step, index: int, code: Code, other_id: str | None = None
+    ) -> None:
+        """The running requests from `index` on get nothing in this step.
+
+        other_id   because of whom; unless given, of the one that took most of the budget
+        """
+        amount = 0
+        if other_id is None:
+            other_id, amount = _largest(step.num_scheduled_tokens)
         for request in self.running[index:]:
             wanted = request.num_tokens_with_spec - request.num_computed_tokens
             step.decide(
@@ -605,7 +612,8 @@ class Scheduler:
         assert request.status is RequestStatus.RUNNING
         num_blocks = self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_tokens_lost = request.num_computed_tokens
+        # Preempted again before it had caught up, it still lost what it lost before.
+        request.num_tokens_lost = max(request.num_tokens_lost, request.num_computed_tokens)
         request.num_computed_tokens = 0
         request.spec_token_ids = []
         request.num_preemptions += 1
