@@ -107,7 +107,8 @@ class PromptMatch(
 ):
     """The earlier request that begins with most of the same tokens, and where they part.
 
-    request_id            of several that match equally far, the one admitted first
+    request_id            of several that match equally far, the first that was there: a prompt
+                          from its admission on, an output from its end on
     num_tokens            that are equal, from the start
     token_id, text        the first token that differs, here; None where this one ends
     other_token_id, other_text   the same token there; None where that one ends
@@ -135,7 +136,7 @@ class PrefixMiss(
     # position of that token in prompt and output, from 0; all before it came from the cache
     position: int
     # evicted, cleared, other_salt, tail_recompute: the block with these tokens, who had
-    # filled it, and in which step
+    # filled it, and in which step; unknown: a block that held them, perhaps after others
     block_id: int | None = None
     stored_by: str | None = None
     stored_step: int = 0
@@ -145,7 +146,8 @@ class PrefixMiss(
     other_id: str | None = None
     # never_seen: how far an earlier request was the same; None when no first token was
     match: PromptMatch | None = None
-    # never_seen, unknown: since this step; 0 is the engine's beginning
+    # never_seen, other_salt, unknown: what came before this step is not in the recording;
+    # 0: it has all from the engine's beginning
     since_step: int = 0
     # lookup_skipped: "caching is off", "prompt_logprobs" or "skip_reading_prefix_cache"
     detail: str = ""

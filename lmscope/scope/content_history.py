@@ -78,15 +78,12 @@ class ContentHistory:
         found = [copy for name in others for copy in self._copies[name]]
         return sorted(found, key=lambda copy: copy.stored_at)
 
-    def lost_of_unknown_past(self, token_ids: tuple[int, ...], at: int) -> list[Copy]:
-        """Blocks that held these tokens when the recording began and were gone at a moment.
-
-        Only those of which nothing ever told what tokens came before them.
-        """
+    def of_unknown_past(self, token_ids: tuple[int, ...]) -> list[Copy]:
+        """Blocks that held these tokens when the recording began, after nobody knows which."""
         return [
             copy
             for tokens, copy in self._inherited
-            if tokens == token_ids and copy.is_gone(at) and copy.name not in self._placed
+            if tokens == token_ids and copy.name not in self._placed
         ]
 
     def _named(self, life: Life, index: int) -> dict[str | None, int]:

@@ -30,7 +30,7 @@ from lmscope.boundary import (
     RequestOutput,
     SchedulerOutput,
 )
-from lmscope.decisions import Decision
+from lmscope.decisions import Code, Decision, Outcome
 from lmscope.scope.request_view import RequestView
 from lmscope.scope.view import EngineView
 
@@ -47,6 +47,13 @@ _MAYBE_INTEGERS = frozenset({
     "block_id", "stored_step", "index", "rank",
 })  # fmt: skip
 
+# Why a request may wait; `requests` has two columns for each.
+_REASONS = (
+    Code.NO_BLOCKS, Code.BUDGET, Code.SEATS, Code.BEHIND, Code.AFTER_PREEMPTION,
+    Code.AFTER_SELF_PREEMPTION, Code.CHUNKING_OFF, Code.LENGTH_LIMIT, Code.IN_FLIGHT,
+)  # fmt: skip
+_NO_WAITS: Row = {f"{code}_steps": 0 for code in _REASONS} | {f"{code}_s": 0.0 for code in _REASONS}
+
 _STEPS = (
     "step", "time_s", "step_s", "scheduled_tokens", "prefill_tokens", "decode_tokens",
     "recomputed_tokens", "cached_tokens", "output_tokens", "running", "waiting", "used_blocks",
@@ -57,7 +64,7 @@ _REQUESTS = (
     "cached_tokens", "output_tokens", "max_tokens", "preemptions", "lost_tokens",
     "recomputed_tokens", "max_blocks", "arrival_step", "first_scheduled_step",
     "first_token_step", "finish_step", "arrival_s", "first_scheduled_s", "first_token_s",
-    "finish_s", "waited_s", "ttft_s", "latency_s", "prompt", "text",
+    "finish_s", "waited_s", "ttft_s", "latency_s", *_NO_WAITS, "prompt", "text",
 )  # fmt: skip
 _BLOCKS = (
     "step", "time_s", "event", "block_id", "request_id", "block_hash", "parent_block_hash",
@@ -113,6 +120,13 @@ class Frames:
         waited_s                   arrival to first scheduled
         ttft_s                     arrival to first token
         latency_s                  arrival to finish
+        no_blocks_steps, budget_steps, seats_steps, behind_steps, after_preemption_steps,
+        after_self_preemption_steps, chunking_off_steps, length_limit_steps, in_flight_steps
+                                   steps in which it got nothing, for this reason (`Code`)
+        no_blocks_s, budget_s, seats_s, behind_s, after_preemption_s, after_self_preemption_s,
+        chunking_off_s, length_limit_s, in_flight_s
+                                   the same as time: from when a step was scheduled to the next
+                                   one; for the last, to the end of the recording
         prompt, text               the prompt is <NA> when it was given as token ids
         """
         return self._frame(lambda tables: tables.requests, _REQUESTS)
@@ -186,8 +200,14 @@ class _Tables:
         self._earlier: list[RequestView] = []
         self._texts: dict[str, list[int]] = {}
         self._last_token: dict[str, float] = {}
+        # what each request has waited for, by its arrival order, and who has waited since
+        # the last step was scheduled
+        self._waits: dict[int, Row] = {}
+        self._waiting: list[tuple[RequestView, Code]] = []
+        self._waiting_since = 0.0
         for boundary in boundaries:
             self._add(boundary)
+        self._end_waits(self._view.time)
         self.requests = [
             self._request_row(record)
             for record in sorted(
@@ -210,6 +230,7 @@ class _Tables:
         self._view.apply(boundary)
         if isinstance(boundary, SchedulerOutput):
             self._add_step(boundary)
+            self._end_waits(boundary.time)
             self._add_decisions()
         elif isinstance(boundary, EngineCoreOutputs):
             self._end_step(boundary)
@@ -271,6 +292,21 @@ class _Tables:
             row["outcome"], row["code"] = str(decision.outcome), str(decision.code)
             row["why"] = sentences.get(request_id)
             self.decisions.append(row)
+            record = self._view.requests.get(request_id)
+            if decision.outcome is Outcome.WAITING and record is not None:
+                self._waiting.append((record, decision.code))
+
+    def _end_waits(self, time: float) -> None:
+        """Count the last step for all who waited in it, and its time up to `time`.
+
+        Of a request that ended meanwhile, up to its end.
+        """
+        for record, code in self._waiting:
+            waits = self._waits.setdefault(record.arrival_order, dict(_NO_WAITS))
+            end = time if record.finish_time is None else min(time, record.finish_time)
+            waits[f"{code}_steps"] += 1
+            waits[f"{code}_s"] += max(0.0, end - self._waiting_since)
+        self._waiting, self._waiting_since = [], time
 
     def _add_events(
         self, events: Sequence[KVEvent], boundary: SchedulerOutput | EngineCoreOutputs
@@ -382,6 +418,7 @@ class _Tables:
             "waited_s": since_arrival(record.first_scheduled_time),
             "ttft_s": since_arrival(record.first_token_time),
             "latency_s": since_arrival(record.finish_time),
+            **self._waits.get(record.arrival_order, _NO_WAITS),
             "prompt": record.prompt,
             "text": record.text,
         }

@@ -230,19 +230,23 @@ def _miss(history: History, life: Life, seating: Seating) -> PrefixMiss:
         last = _lost_last(copies)
         code = Miss.CLEARED if last.how == "cleared" else Miss.EVICTED
         return _of_copy(code, position, last, seating.at)
-    others = [
+    end = position + history.info.block_size
+    # The last block was not looked up, so what lies there may be it.
+    is_tail = end == seating.num_tokens
+    perhaps = [
         copy
-        for copy in content.copies_under_other_salts(life, index)
-        if copy.stored_at < seating.at
+        for copy in content.of_unknown_past(life.record.token_ids(position, end))
+        if is_tail or copy.is_gone(seating.at)
     ]
+    if perhaps:
+        unsure = _of_copy(Miss.UNKNOWN, position, _lost_last(perhaps), seating.at)
+        return msgspec.structs.replace(unsure, since_step=since_step)
+    others = content.copies_under_other_salts(life, index)
+    others = [copy for copy in others if copy.stored_at < seating.at]
     if others:
         there = next((copy for copy in others if copy.is_there(seating.at)), None)
-        return _of_copy(Miss.OTHER_SALT, position, there or _lost_last(others), seating.at)
-    end = position + history.info.block_size
-    lost = content.lost_of_unknown_past(life.record.token_ids(position, end), seating.at)
-    if lost:
-        unsure = _of_copy(Miss.UNKNOWN, position, _lost_last(lost), seating.at)
-        return msgspec.structs.replace(unsure, since_step=since_step)
+        miss = _of_copy(Miss.OTHER_SALT, position, there or _lost_last(others), seating.at)
+        return msgspec.structs.replace(miss, since_step=since_step)
     match = _match(history, life, seating, end)
     return PrefixMiss(Miss.NEVER_SEEN, position, match=match, since_step=since_step)
 

@@ -96,16 +96,18 @@ def missed(miss: PrefixMiss) -> str:
         case Miss.CLEARED:
             why = f"cache reset at {miss.removed_step}" + (f"; {was}" if was else "")
         case Miss.OTHER_SALT:
-            why = "other salt" + (f"; {was}" if was else "")
+            since = f", never its own since step {miss.since_step}" if miss.since_step else ""
+            why = f"other salt{since}" + (f"; {was}" if was else "")
         case Miss.LOOKUP_SKIPPED:
             why = f"not looked up; {_SKIPPED.get(miss.detail, miss.detail)}"
+        case _ if miss.block_id is not None:
+            gone = f"lost at {miss.removed_step}" if miss.removed_step else "not looked up"
+            why = (
+                f"never seen, or {gone}; what came before the same tokens in block "
+                f"{miss.block_id} is not in the recording"
+            )
         case _:
             why = f"decided before step {miss.since_step}, where the recording begins"
-            if miss.removed_step:
-                why = (
-                    f"never seen, or evicted at {miss.removed_step}; what came before the same "
-                    f"tokens in block {miss.block_id} is not in the recording"
-                )
     return f"missed from token {miss.position}: {why}"
 
 

@@ -18,6 +18,7 @@ from lmscope.boundary import (
     EngineSnapshot,
     SchedulerOutput,
 )
+from lmscope.decisions import Code
 from lmscope.scope.frames import Frames
 from lmscope.scope.recording import record
 
@@ -121,6 +122,47 @@ def test_requests_have_their_milestones(recorded):
     assert str(requests.finish_step.dtype) == "Int64"
     assert requests.text[0] == view.requests["r1"].text
     assert requests.prompt[1] == "abcabcabc"
+
+
+def test_requests_say_how_long_they_waited_and_for_what(recorded):
+    frames = recorded.frames
+    ends = [*frames.steps.time_s[1:], recorded.at().time - recorded.start_time]
+    lengths = dict(zip(frames.steps.step, ends - frames.steps.time_s, strict=True))
+    waiting = frames.decisions.query("outcome == 'waiting'")
+    requests = frames.requests.set_index("request_id")
+
+    for request_id, request in requests.iterrows():
+        mine = waiting[waiting.request_id == request_id]
+        for code in Code:
+            if f"{code}_steps" in requests:
+                steps = mine.step[mine.code == str(code)]
+                assert request[f"{code}_steps"] == len(steps)
+                assert request[f"{code}_s"] == pytest.approx(sum(lengths[step] for step in steps))
+    counted = requests[[f"{code}_steps" for code in set(waiting.code)]]
+    assert counted.to_numpy().sum() == len(waiting) > 0
+    assert {"no_blocks", "behind", "after_preemption"} <= set(waiting.code)
+
+
+def test_waiting_ends_with_the_request_or_the_recording(tiny_engine):
+    engine = tiny_engine(max_num_seqs=1)
+    with record(engine) as recording:
+        engine.add("abcd")
+        engine.add("abcd")
+        engine.add("abcd")
+        engine.step()
+        engine.step()
+        engine.abort("r2")
+    requests = recording.frames.requests.set_index("request_id")
+    first, second = recording.frames.steps.time_s
+
+    assert requests.seats_steps["r2"] == 2
+    assert requests.seats_s["r2"] == pytest.approx(requests.finish_s["r2"] - first)
+    assert requests.behind_steps["r3"] == 2
+    assert requests.behind_s["r3"] == pytest.approx(
+        recording.at().time - recording.start_time - first
+    )
+    assert requests.seats_steps["r1"] == 0
+    assert second > first
 
 
 def test_a_live_request_has_no_value_where_there_is_none(tiny_engine):
