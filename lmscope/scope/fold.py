@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from weakref import ref
 
 import msgspec
@@ -30,7 +31,7 @@ from lmscope.boundary import (
 from lmscope.decisions import Behind, Decision
 from lmscope.scope.counts import Changes, Eviction, StepCounts, Totals
 from lmscope.scope.pool_view import PoolView
-from lmscope.scope.request_view import RequestView
+from lmscope.scope.request_view import RequestView, TokenArrival, Work
 from lmscope.scope.roster import Roster
 
 __all__ = ["Fold"]
@@ -44,6 +45,8 @@ class Fold:
     decided, behind   the last step's decisions, as the scheduler gave them
     num_arrived_when_scheduled   requests that came later were not in that step
     rate              when the last steps ended, and the tokens that they sampled
+    preempted         ids of the requests that this step preempted
+    last, previous    of each kind of struct, the last one and the one before it
     """
 
     def __init__(self, snapshot: EngineSnapshot, keep_finished: int | None) -> None:
@@ -55,6 +58,9 @@ class Fold:
         self.hits: list[BlockTouched] = []
         self.evicted: list[Eviction] = []
         self.written: set[int] = set()
+        self.preempted: list[str] = []
+        self.last: dict[str, Boundary] = {}
+        self.previous: dict[str, Boundary] = {}
         self.this_step = StepCounts(snapshot.step)
         self.totals = Totals()
         self.pool = PoolView(info.num_blocks, info.block_size, snapshot.blocks, snapshot.free_queue)
@@ -78,6 +84,7 @@ class Fold:
         other.roster = self.roster.copy(other.pool)
         other.hits, other.evicted = self.hits.copy(), self.evicted.copy()
         other.written = self.written.copy()
+        other.last, other.previous = self.last.copy(), self.previous.copy()
         other.this_step = msgspec.structs.replace(self.this_step)
         other.totals = msgspec.structs.replace(self.totals)
         other._drafts, other.rate = self._drafts.copy(), self.rate.copy()
@@ -107,7 +114,10 @@ class Fold:
             self.totals.requests += 1
         # A ModelRunnerOutput changes nothing yet: its tokens are taken in with the next struct.
         self.time = boundary.time
-        self.boundary = type(boundary).__name__
+        self.boundary = name = type(boundary).__name__
+        if name in self.last:
+            self.previous[name] = self.last[name]
+        self.last[name] = boundary
         for reference in self._readers:
             reader = reference()
             if reader is not None:
@@ -129,6 +139,8 @@ class Fold:
             self.roster.preempt(self.roster.change(request_id))
             self.totals.preemptions += 1
             self.this_step.preemptions += 1
+            self.preempted.append(request_id)
+            self.roster.requests[request_id].work.append(Work(output.step, 0, "preempted"))
         self._schedule(output)
         self.decided = {decision.request_id: decision for decision in output.decisions}
         for decision in output.decisions:
@@ -174,6 +186,11 @@ class Fold:
         record = self.roster.change(output.request_id)
         for completion in output.outputs:
             record.add_text(completion.text, len(completion.token_ids))
+            chances = completion.logprobs or repeat(None)
+            record.arrivals.extend(
+                TokenArrival(output.step, output.time, token_id, chance, record.num_preemptions)
+                for token_id, chance in zip(completion.token_ids, chances, strict=False)
+            )
             if completion.finish_reason is not None:
                 self._end(record, completion.finish_reason, completion.stop_reason, output)
                 # What the user is told counts: a stop string may beat the engine's reason.
@@ -187,7 +204,7 @@ class Fold:
         self.pool.changed.update(self.written)
         self.pool.changed.update(hit.block_id for hit in self.hits)
         self.pool.changed.update(eviction.block_id for eviction in self.evicted)
-        self.hits, self.evicted, self.written = [], [], set()
+        self.hits, self.evicted, self.written, self.preempted = [], [], set(), []
         self.this_step = StepCounts(
             output.step, output.total_num_scheduled_tokens, started=output.time
         )
@@ -206,6 +223,7 @@ class Fold:
         new = {request.req_id: request for request in output.scheduled_new_reqs}
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             row = rows.get(request_id)
+            is_admitted = request_id in new or request_id in resumed
             if request_id in new:
                 start = new[request_id].num_computed_tokens
                 record = self._admit(new[request_id], output)
@@ -220,7 +238,7 @@ class Fold:
                     self._extend_table(record, block_ids)
             else:
                 continue
-            self._compute(record, start, num_tokens)
+            self._compute(record, start, num_tokens, start if is_admitted else 0)
 
     def _admit(self, new: NewRequestData, output: SchedulerOutput) -> RequestView:
         if new.req_id not in self.roster.requests:  # a source that does not tell of arrivals
@@ -256,7 +274,7 @@ class Fold:
             record.block_ids.append(block_id)
         record.max_blocks = max(record.max_blocks, len(record.block_ids))
 
-    def _compute(self, record: RequestView, start: int, num_tokens: int) -> None:
+    def _compute(self, record: RequestView, start: int, num_tokens: int, cached: int) -> None:
         """Count `num_tokens` tokens from `start` on as computed, and say what they were."""
         end = start + num_tokens
         again = max(0, min(end, record.num_reached) - start)
@@ -266,6 +284,8 @@ class Fold:
         self.this_step.decode += num_tokens - again - prefill
         self.totals.recomputed_tokens += again
         record.num_recomputed_tokens += again
+        kind = "recompute" if again else "prefill" if prefill else "decode"
+        record.add_work(self.this_step.step, kind, num_tokens, cached)
         record.num_reached = max(record.num_reached, end)
         record.num_computed_tokens = end
         self.written.update(self._fill(record, start, end))

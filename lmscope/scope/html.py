@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page_frames", "write_html"]
 
-_STEPS_BETWEEN_FULL = 64
+_MOST_DETAILED_STEPS = 400
 _PHASE = "replay"
 _MAX_TABLE_ROWS = 1000
 _MAX_TABLE_TEXT = 1000
@@ -78,30 +78,25 @@ def write_html(recording: Recording, path: str | Path) -> None:
 
 
 def page_frames(recording: Recording) -> Iterator[dict[str, Any]]:
-    """The frames of a page: one before the first step, one after each step's last struct."""
+    """The frames of a page: one before the first step, one after each step's last struct.
+
+    A run of at most 400 steps has one for each kind of struct that crossed in a step.
+    """
     for frame, _ in _frames(recording):
         yield frame
 
 
 def _frames(recording: Recording) -> Iterator[tuple[dict[str, Any], EngineView]]:
     view = EngineView(recording.snapshot)
-    encoder = PictureEncoder(view)
-    count = 0
-
-    def frame() -> tuple[dict[str, Any], EngineView]:
-        nonlocal count
-        is_full = count % _STEPS_BETWEEN_FULL == 0
-        count += 1
-        made = encoder.full(_PHASE) if is_full else encoder.delta(_PHASE)
-        return made.to_page(), view
-
-    step = view.step
+    # Each step has a frame of its own, so nobody needs the log.
+    encoder = PictureEncoder(view, has_log=False)
+    is_detailed = len(recording.steps) <= _MOST_DETAILED_STEPS
     for boundary in recording.boundaries:
-        if boundary.step > step:
-            yield frame()
-            step = boundary.step
+        is_other_kind = is_detailed and view.boundary not in ("", type(boundary).__name__)
+        if boundary.step > view.step or is_other_kind:
+            yield encoder.delta(_PHASE).to_page(), view
         view.apply(boundary)
-    yield frame()
+    yield encoder.delta(_PHASE).to_page(), view
 
 
 def _packed(recording: Recording) -> tuple[str, EngineView]:

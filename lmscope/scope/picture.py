@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lmscope.boundary import Boundary
+from lmscope.scope.picture_rows import Row, Rows, clean
 from lmscope.scope.pool_view import BlockView
-from lmscope.scope.request_view import NO_SLOT, RequestView
+from lmscope.scope.request_view import NO_SLOT
+from lmscope.scope.run_log import StepRecord, record_step, step_stat
+from lmscope.scope.struct_tree import boundary_index, standing, struct_tree
 from lmscope.scope.view import EngineView
 
 __all__ = ["COLUMNS", "VERSION", "Frame", "PictureEncoder"]
@@ -28,15 +32,12 @@ _STATES = {"empty": 0, "in_use": 1, "kept": 2, "null": 3}
 _HIT, _EVICTED, _WRITTEN = 0x10, 0x20, 0x40
 _MAX_CELLS = 2048
 _MAX_CELL_TEXT = 40
-_MAX_PROMPT_TEXT = 120
-_MAX_TEXT = 4000
 _NUM_NEXT = 10
 # Rows beyond these are not drawn anyway; all that run are always listed.
 _MAX_WAITING_ROWS = 100
 _MAX_FINISHED_ROWS = 100
 
 Bytes = npt.NDArray[np.uint8]
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ class Frame:
 class PictureEncoder:
     """Makes the frames of one stream from the view that folds it.
 
-    epoch   tells this stream from an earlier one of the same reader
+    epoch     tells this stream from an earlier one of the same reader
+    has_log   whether the steps between two frames are told, too
     """
 
-    def __init__(self, view: EngineView, *, epoch: int = 0) -> None:
+    def __init__(self, view: EngineView, *, epoch: int = 0, has_log: bool = True) -> None:
         self.view = view
         self.epoch = epoch
+        self._has_log = has_log
         self._changes = view.track()
         self._seq = -1
         self._start_time = 0.0
@@ -85,10 +88,11 @@ class PictureEncoder:
         self._columns["slot"][:] = NO_SLOT
         self._columns["state"][:1] = _STATES["null"]
         self._has_cells = num_blocks <= _MAX_CELLS
-        # the rows that the reader has, without their text; which request each is, since an
-        # id may come again; and how much of its text the reader has
-        self._rows: dict[str, Row] = {}
-        self._texts: dict[str, tuple[int, int]] = {}
+        self._rows = Rows()
+        # the struct that the reader has, and the step as the last frame showed it
+        self._struct_sent: Boundary | None = None
+        self._step_sent = -1
+        self._record_sent: StepRecord | None = None
         self._put(
             {block.block_id for block in view.blocks.not_empty()} | self._marked() | view.written
         )
@@ -98,14 +102,13 @@ class PictureEncoder:
         self._put(self._changes.blocks)
         listed, note = self._listed()
         sentences = self.view.sentences(listed)
-        self._rows, self._texts = {}, {}
-        rows = []
-        for request_id in listed:
-            record = self.view.requests[request_id]
-            row = self._rows[request_id] = _row(record, sentences[request_id])
-            rows.append({**row, "text": _tail(record.text, _MAX_TEXT)})
-            self._texts[request_id] = (record.arrival_order, len(record.text))
+        self._rows.clear()
+        rows = [self._rows.whole(self.view.requests[i], sentences[i]) for i in listed]
+        log = self._log(everything=True)
         header = self._header("full", phase, rows, note)
+        if log:
+            header["log"] = log
+        header["struct"] = self._struct()
         info = self.view.info
         header["info"] = {
             "model": info.model,
@@ -127,9 +130,9 @@ class PictureEncoder:
             return self.full(phase)
         self._put(changed)
         listed, note = self._listed()
-        gone = sorted(self._rows.keys() - set(listed))
+        gone = sorted(self._rows.ids - set(listed))
         for request_id in gone:
-            del self._rows[request_id], self._texts[request_id]
+            self._rows.forget(request_id)
         # Among waiting ones a sentence may change without the request: somebody in front
         # of it is gone.
         looked_at = [
@@ -137,12 +140,18 @@ class PictureEncoder:
             for i in listed
             if i in self._changes.requests
             or i not in self._rows
-            or self._rows[i]["state"] in ("waiting", "preempted")
+            or self._rows.state(i) in ("waiting", "preempted")
         ]
         sentences = self.view.sentences(looked_at)
-        rows = [row for i in looked_at if (row := self._changed_row(i, sentences[i])) is not None]
-        header = self._header("delta", phase, rows, note)
+        requests, step = self.view.requests, self.view.step
+        made = (self._rows.changed(requests[i], sentences[i], step) for i in looked_at)
+        log = self._log(everything=False)
+        header = self._header("delta", phase, [row for row in made if row is not None], note)
         header["gone"] = gone
+        if log:
+            header["log"] = log
+        if self.view.at is not self._struct_sent:
+            header["struct"] = self._struct()
         block_ids = np.array(sorted(changed), dtype="<u4")
         header["cells"] = self._cells(block_ids.tolist())
         self._changes.clear()
@@ -186,7 +195,7 @@ class PictureEncoder:
         return [
             block.block_id,
             list(block.owners),
-            _clean(self.view.block_text(block.block_id)[:_MAX_CELL_TEXT]),
+            clean(self.view.block_text(block.block_id)[:_MAX_CELL_TEXT]),
             block.stored_by,
             was,
             None if block.block_hash is None else f"{block.block_hash:016x}",
@@ -210,25 +219,6 @@ class PictureEncoder:
         note = f"{len(listed):,} requests are listed; {', '.join(rest)}" if rest else ""
         return listed, note
 
-    def _changed_row(self, request_id: str, sentence: str) -> Row | None:
-        """A row with what the reader lacks; None when it lacks nothing."""
-        record = self.view.requests[request_id]
-        row = _row(record, sentence)
-        order, length = self._texts.get(request_id, (0, 0))
-        added = record.text[length:]
-        is_new = order != record.arrival_order
-        before = self._rows.get(request_id)
-        self._rows[request_id] = row
-        self._texts[request_id] = (record.arrival_order, len(record.text))
-        if is_new or before is None:
-            return {**row, "text": _tail(record.text, _MAX_TEXT)}
-        changed = {name: value for name, value in row.items() if value != before[name]}
-        if len(added) > _MAX_TEXT:
-            changed["text"] = _tail(record.text, _MAX_TEXT)
-        elif added:
-            changed["add"] = _clean(added)
-        return {"id": request_id, **changed} if changed else None
-
     # -- the rest of the header ----------------------------------------------------
 
     def _header(self, kind: str, phase: str, rows: list[Row], note: str) -> dict[str, Any]:
@@ -236,75 +226,52 @@ class PictureEncoder:
         if self._seq < 0:
             self._start_time = view.time
         self._seq += 1
-        return {
+        self._step_sent = view.step
+        self._record_sent = record_step(view)
+        header = {
             "v": VERSION,
             "k": kind,
             "seq": self._seq,
             "epoch": self.epoch,
             "step": view.step,
             "boundary": view.boundary,
+            "at": boundary_index(view),
+            "where": clean(standing(view)),
             "time": round(view.time - self._start_time, 6),
             "phase": phase,
-            "stat": self._stat(),
+            "stat": step_stat(view),
             "next": view.free_queue.first(_NUM_NEXT),
             "rows": rows,
             "note": note,
         }
+        if view.preempted:
+            header["preempted"] = list(view.preempted)
+        if view.log.misses:
+            header["misses"] = dict(view.log.misses)
+        return header
 
-    def _stat(self) -> dict[str, Any]:
-        view = self.view
-        step, totals = view.this_step, view.totals
-        rate = view.tokens_per_s
-        return {
-            "used": view.num_used,
-            "kept": view.num_kept,
-            "empty": view.num_empty,
-            "shared": view.num_shared,
-            "hits": len(view.hits),
-            "evicted": len(view.evicted),
-            "running": view.num_running,
-            "waiting": view.num_waiting,
-            "finished": totals.finished,
-            "scheduled": step.scheduled,
-            "decode": step.decode,
-            "prefill": step.prefill,
-            "recompute": step.recomputed,
-            "cached": step.cached,
-            "prompt_tokens": totals.prompt_tokens,
-            "cached_tokens": totals.cached_tokens,
-            "output_tokens": totals.output_tokens,
-            "preemptions": totals.preemptions,
-            "evictions": totals.evictions,
-            "step_ms": None if step.duration_s is None else round(step.duration_s * 1000, 3),
-            "tokens_per_s": None if rate is None else round(rate, 1),
-        }
+    def _struct(self) -> dict[str, Any] | None:
+        self._struct_sent = self.view.at
+        return struct_tree(self.view)
 
+    def _log(self, everything: bool) -> list[list[Any]]:
+        """The steps that ended since the last frame, or all that the view remembers.
 
-def _row(record: RequestView, sentence: str) -> Row:
-    return {
-        "id": record.request_id,
-        "slot": record.slot,
-        "state": record.status,
-        "why": _clean(sentence),
-        "prompt": record.num_prompt_tokens,
-        "cached": max(0, record.num_cached_tokens),
-        "computed": record.num_computed_tokens,
-        "output": record.num_output_tokens,
-        "lost": record.num_lost_tokens,
-        "max": record.max_tokens,
-        "blocks": len(record.block_ids),
-        "shared": record.num_shared_blocks,
-        "preemptions": record.num_preemptions,
-        "arrived": record.arrival_step,
-        "ended": record.finish_step,
-        "prompt_text": _tail(record.prompt or "", _MAX_PROMPT_TEXT),
-    }
-
-
-def _tail(text: str, length: int) -> str:
-    return _clean(text[-length:])
-
-
-def _clean(text: str) -> str:
-    """The same text, without halves of characters, which no message can carry."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+        The step that the last frame showed is among them when it ended otherwise.
+        """
+        if not self._has_log:
+            return []
+        log = self.view.log
+        records = log.records if everything else list(log.since(self._step_sent))
+        if not everything and records and records[0] == self._record_sent:
+            records = records[1:]
+        return [
+            [
+                record.first_step,
+                record.step,
+                round(record.time - self._start_time, 6),
+                *record.counts,
+                list(record.preempted),
+            ]
+            for record in records
+        ]

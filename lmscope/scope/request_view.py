@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from lmscope.boundary import EngineCoreRequest
+import msgspec
+
+from lmscope.boundary import EngineCoreRequest, Logprob
 from lmscope.decisions import Decision
 
-__all__ = ["NEUTRAL_SLOT", "NO_SLOT", "OwnerSlots", "RequestView"]
+__all__ = ["NEUTRAL_SLOT", "NO_SLOT", "OwnerSlots", "RequestView", "TokenArrival", "Work"]
 
 NEUTRAL_SLOT = 254
 """Owner slot of a request that has none of its own."""
 
 NO_SLOT = 255
 """Owner slot of a block that belongs to nobody."""
+
+
+class TokenArrival(msgspec.Struct, frozen=True, gc=False):
+    """How an output token reached the user.
+
+    step, time        of its RequestOutput; seconds on the engine's clock
+    logprobs          what the request asked for: the token itself and the most likely ones
+    num_preemptions   of its request by then
+    """
+
+    step: int
+    time: float
+    token_id: int
+    logprobs: Mapping[int, Logprob] | None = None
+    num_preemptions: int = 0
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """What a request did in `count` steps that follow one another, from `step` on.
+
+    kind     'prefill', 'decode', 'recompute' (computed before and given up), or 'preempted',
+             which counts no step
+    tokens   computed in each of these steps
+    cached   found in the prefix cache by the admission in the first of them
+    """
+
+    step: int
+    count: int
+    kind: str
+    tokens: int = 0
+    cached: int = 0
 
 
 @dataclass(slots=True)
@@ -36,6 +69,10 @@ class RequestView:
     finish_reason          'stop', 'length', 'abort', 'error'; None while it lives
     stop_reason            the stop string or stop token id; None for EOS
     ..._step, ..._time     engine step and seconds (engine clock) of its milestones, or None
+    arrivals               of the last output tokens: how each reached the user; those that
+                           came before the view began are missing at the front
+    work                   the steps that computed something for it, and its preemptions;
+                           it waited in the steps between
     """
 
     request: EngineCoreRequest
@@ -59,6 +96,8 @@ class RequestView:
     finish_time: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    arrivals: list[TokenArrival] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
 
     # For the view that folds it. Its last decision of its own:
     decision: Decision | None = None
@@ -85,6 +124,8 @@ class RequestView:
         other.output_token_ids = self.output_token_ids.copy()
         other.block_ids = self.block_ids.copy()
         other.pieces = self.pieces.copy()
+        other.arrivals = self.arrivals.copy()
+        other.work = self.work.copy()
         other.stored = self.stored.copy()
         other.owner = owner
         return other
@@ -98,6 +139,20 @@ class RequestView:
         elif text and self.pieces:
             # It was held back for a stop string that did not come.
             self.pieces[-1] += text
+
+    def add_work(self, step: int, kind: str, tokens: int, cached: int = 0) -> None:
+        """Say what a step computed; a step like the one before it is counted with it."""
+        last = self.work[-1] if self.work else None
+        if (
+            last is not None
+            and not cached
+            and (last.kind, last.tokens) == (kind, tokens)
+            and last.step + last.count == step
+            and last.count
+        ):
+            self.work[-1] = Work(last.step, last.count + 1, kind, tokens, last.cached)
+        else:
+            self.work.append(Work(step, 1, kind, tokens, cached))
 
     @property
     def request_id(self) -> str:

@@ -42,15 +42,17 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
   function seek(place) {
     const picture = player.seek(place);
     transport.show(player.place);
-    dashboard.update({ picture, history, cursor: player.place });
+    dashboard.update({ picture, history, cursor: player.entry });
   }
+
+  const placeOf = (/** @type {number} */ entry) => player.placeOf(history.entries[entry].step);
 
   const dashboard = createDashboard(root, {
     theme,
     onTheme,
-    onSeek: (place) => {
+    onSeek: (entry) => {
       transport.stop();
-      seek(place);
+      seek(placeOf(entry));
     },
     onAction: (action) => transport.perform(action),
   });
@@ -58,8 +60,11 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
   dashboard.helpButton.before(controls);
   const transport = createTransport(controls, {
     length: player.length,
+    steps: history.length,
     seek,
     stepOf: (place) => frames[place].step,
+    entryOf: (place) => history.entryOf(frames[place].step),
+    placeOf,
     nextEvent: (from, direction) => history.nextEvent(from, direction),
   });
   const step = settings.get("step");

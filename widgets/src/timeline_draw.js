@@ -6,7 +6,7 @@
 import { mix } from "./core/colour.js";
 import { font, hatch, label, line, outline, triangle } from "./core/draw.js";
 import { count } from "./core/format.js";
-import { drawLane, drawLaneName, markAt } from "./timeline_lanes.js";
+import { drawLane, drawLaneName } from "./timeline_lanes.js";
 import { gutterLabels, xOf } from "./timeline_layout.js";
 
 /** @typedef {import("./core/theme.js").Theme} Theme */
@@ -171,7 +171,7 @@ function drawColumn(scene, column) {
     x: x + gap,
     w: Math.max(1, next - x - 2 * gap - (gap ? 0 : plan.column > 3 ? 1 : 0)),
   };
-  const litMark = scene.lit === null ? null : markAt(history.lanes.get(scene.lit), number);
+  const litMark = scene.lit === null ? null : history.markAt(history.lanes.get(scene.lit), number);
 
   context.globalAlpha = scene.lit === null ? 1 : DIM;
   drawWork(scene, bar, stat);

@@ -50,13 +50,15 @@ export function drawLane(scene, lane, y, firstColumn) {
   const { context, plan, theme, lit, history } = scene;
   const { colours } = theme;
   const owner = colours.owner(lane.slot, lit === lane.id ? lane.id : undefined);
-  const lastEntry = lane.last ?? history.length - 1;
-  const from = Math.max(firstColumn, Math.floor(lane.first / plan.perColumn));
+  const firstEntry = firstEntryOf(history, lane);
+  const lastEntry = lane.last === null ? history.length - 1 : history.entryOf(lane.last);
+  const from = Math.max(firstColumn, Math.floor(firstEntry / plan.perColumn));
   const to = Math.floor(lastEntry / plan.perColumn);
   const middle = Math.round(y + plan.laneHeight / 2) - 1;
   context.globalAlpha = lit === null || lit === lane.id ? 1 : DIM;
   for (let column = from; column <= to; column++) {
     const mark = strongest(
+      history,
       lane,
       column * plan.perColumn,
       Math.min(lastEntry + 1, (column + 1) * plan.perColumn),
@@ -64,8 +66,10 @@ export function drawLane(scene, lane, y, firstColumn) {
     if (mark)
       drawMark(scene, mark, owner, { x: xOf(plan, column), end: xOf(plan, column + 1), y, middle });
   }
-  const x = xOf(plan, Math.floor(lane.first / plan.perColumn));
-  if (lane.sawArrival && Math.floor(lane.first / plan.perColumn) >= firstColumn) {
+  const arrived = Math.floor(firstEntry / plan.perColumn);
+  const x = xOf(plan, arrived);
+  const sawArrival = lane.first >= (history.entries[0]?.from ?? 0);
+  if (sawArrival && arrived >= firstColumn && arrived < plan.columns) {
     context.fillStyle = colours.ink;
     context.fillRect(x, y + 1, 1.5, plan.laneHeight - 4);
   }
@@ -83,12 +87,15 @@ export function drawLane(scene, lane, y, firstColumn) {
 }
 
 /**
- * @param {Lane | undefined} lane
- * @param {number} entry
- * @returns {Mark | null}
+ * The number of the entry in which a request could first be; the next to come when it has only
+ * just arrived.
+ * @param {import("./core/history.js").History} history
+ * @param {Lane} lane
  */
-export function markAt(lane, entry) {
-  return lane?.marks[entry - lane.first] ?? null;
+export function firstEntryOf(history, lane) {
+  const last = history.entries.at(-1);
+  if (last && lane.first > last.step) return history.length;
+  return Math.max(0, history.entryOf(lane.first));
 }
 
 /**
@@ -159,18 +166,19 @@ function drawMark({ context, plan, theme }, mark, owner, { x, end, y, middle }) 
 
 /**
  * Of several marks the one that must not be lost; a preemption among them stays.
+ * @param {import("./core/history.js").History} history
  * @param {Lane} lane
  * @param {number} from
  * @param {number} to
  * @returns {Mark | null}
  */
-function strongest(lane, from, to) {
+function strongest(history, lane, from, to) {
   const rank = { waiting: 0, decode: 1, prefill: 2, recompute: 3 };
   /** @type {Mark | null} */
   let best = null;
   let preempted = false;
-  for (let k = Math.max(from, lane.first); k < to; k++) {
-    const mark = markAt(lane, k);
+  for (let k = from; k < to; k++) {
+    const mark = history.markAt(lane, k);
     if (!mark) continue;
     preempted ||= mark.preempted;
     if (!best || rank[mark.work] > rank[best.work]) best = mark;

@@ -136,8 +136,9 @@ function capacity(length) {
 function pickLanes(history, cursor) {
   const all = [...history.lanes.values()];
   if (all.length <= MOST_LANES) return { shown: all, hiddenLanes: 0 };
+  const { from, step } = history.entries[cursor] ?? { from: 0, step: 0 };
   const alive = all.filter(
-    (lane) => lane.first <= cursor && (lane.last === null || lane.last >= cursor),
+    (lane) => lane.first <= step + 1 && (lane.last === null || lane.last >= from),
   );
   const shown = alive.slice(0, MOST_LANES);
   return { shown, hiddenLanes: all.length - shown.length };

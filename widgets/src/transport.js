@@ -9,16 +9,33 @@ import { ICONS } from "./icons.js";
 const STEP_MS = 350;
 
 /**
+ * A run is a row of frames, one or more to a step; the slider and the arrows go by steps.
+ * @typedef {object} Run
+ * @property {number} length  frames
+ * @property {number} steps
+ * @property {(place: number) => void} seek
+ * @property {(place: number) => number} stepOf
+ * @property {(place: number) => number} entryOf   which of the steps a frame belongs to
+ * @property {(entry: number) => number} placeOf   the last frame of a step
+ * @property {(entry: number, direction: 1 | -1) => number | null} nextEvent
+ */
+
+/**
  * @param {HTMLElement} root
- * @param {{length: number, seek: (place: number) => void, stepOf: (place: number) => number,
- *   nextEvent: (from: number, direction: 1 | -1) => number | null}} run
+ * @param {Run} run
  */
 export function createTransport(root, run) {
   /** @type {(() => void)[]} */
   const cleanups = [];
   let place = 0;
+  const entry = () => run.entryOf(place);
   /** @type {ReturnType<typeof setInterval> | null} */
   let timer = null;
+
+  /** @param {number} wanted */
+  function goToEntry(wanted) {
+    go(run.placeOf(Math.max(0, Math.min(run.steps - 1, wanted))));
+  }
 
   /** @param {number} wanted */
   function go(wanted) {
@@ -37,7 +54,7 @@ export function createTransport(root, run) {
     if (place >= run.length - 1) go(0);
     timer = setInterval(() => {
       if (place >= run.length - 1) stop();
-      else go(place + 1);
+      else goToEntry(entry() + 1);
     }, STEP_MS);
     showPlay();
   }
@@ -69,8 +86,10 @@ export function createTransport(root, run) {
   /** @type {Record<string, () => void>} */
   const actions = {
     play: togglePlay,
-    back: () => stopAt(place - 1),
-    forward: () => stopAt(place + 1),
+    back: () => stopAt(run.placeOf(Math.max(0, entry() - 1))),
+    forward: () => stopAt(run.placeOf(Math.min(run.steps - 1, entry() + 1))),
+    boundary_back: () => stopAt(place - 1),
+    boundary: () => stopAt(place + 1),
     first: () => stopAt(0),
     last: () => stopAt(run.length - 1),
     event: () => jump(1),
@@ -86,8 +105,8 @@ export function createTransport(root, run) {
   /** @param {1 | -1} direction */
   function jump(direction) {
     stop();
-    const found = run.nextEvent(place, direction);
-    if (found !== null) go(found);
+    const found = run.nextEvent(entry(), direction);
+    if (found !== null) goToEntry(found);
   }
 
   button(ICONS.first, "First step", "Home", actions.first);
@@ -97,12 +116,12 @@ export function createTransport(root, run) {
   button(ICONS.last, "Last step", "End", actions.last);
   button(ICONS.event, "Next event", "E", actions.event);
   const slider = h("input", {
-    ...{ type: "range", class: "lms-slider", "aria-label": "step", min: 0, max: run.length - 1 },
+    ...{ type: "range", class: "lms-slider", "aria-label": "step", min: 0, max: run.steps - 1 },
     ...{ step: 1, value: 0 },
   });
   listen(cleanups, slider, "input", () => {
     stop();
-    go(Number(slider.value));
+    goToEntry(Number(slider.value));
   });
   const number = h("b");
   const total = h("span", { class: "lms-soft" });
@@ -122,7 +141,7 @@ export function createTransport(root, run) {
     show(next) {
       place = next;
       const step = count(run.stepOf(place));
-      if (slider.value !== String(place)) slider.value = String(place);
+      if (slider.value !== String(entry())) slider.value = String(entry());
       setAttribute(slider, "aria-valuetext", `step ${step}`);
       setText(number, step);
     },

@@ -28,7 +28,7 @@ export function row(id, more = {}) {
       arrived: 0,
       ended: null,
     },
-    ...{ prompt_text: "Say something", text: " yes" },
+    ...{ waited: 0, prompt_text: "Say something", text: " yes" },
     ...more,
   };
 }

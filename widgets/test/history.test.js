@@ -1,16 +1,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { History } from "../src/core/history.js";
-import { Picture } from "../src/core/picture.js";
+import { LOG_NAMES, Picture } from "../src/core/picture.js";
 import { Player } from "../src/core/player.js";
 import { columns, delta, full, NULL_BLOCK, randomRun, row, STAT } from "./frames.js";
 
-/** Records steps whose rows are as told; `stat` may be a third entry. */
+/** Records steps: rows, and where they matter counts, number and other keys of the frame. */
 function record(steps) {
   const history = new History();
   const picture = new Picture();
-  steps.forEach(([rows, stat = {}, step], k) => {
-    const shared = { seq: k, step: step ?? k, rows, stat: { ...STAT, ...stat } };
+  steps.forEach(([rows, stat = {}, step, more = {}], k) => {
+    const shared = { seq: k, step: step ?? k, rows, stat: { ...STAT, ...stat }, ...more };
     const frame = k === 0 ? full([NULL_BLOCK], shared) : delta([], shared);
     assert.equal(picture.apply(frame, columns(frame)), "applied");
     history.record(picture);
@@ -18,98 +18,191 @@ function record(steps) {
   return history;
 }
 
-const works = (history, id) => history.lanes.get(id).marks.map((mark) => [mark.work, mark.tokens]);
+const works = (history, id) => {
+  const lane = history.lanes.get(id);
+  return history.entries.map((_, k) => history.markAt(lane, k)).map((mark) => mark?.work ?? null);
+};
 
-test("a request waits, computes its prompt in chunks, then decodes", () => {
+test("a request waits where nothing was computed for it, from its arrival to its end", () => {
+  const did = [
+    [2, 2, "p", 4],
+    [5, 2, "d", 1],
+  ];
   const history = record([
-    [[row("a", { state: "waiting", computed: 0, output: 0 })]],
-    [[row("a", { computed: 6, output: 0 })]],
-    [[row("a", { computed: 8, output: 1 })]],
-    [[row("a", { computed: 9, output: 2 })]],
-    [[row("a", { state: "finished", computed: 10, output: 3, ended: 4, max: 3 })]],
+    [[row("a", { state: "waiting", arrived: 0 })]],
+    [[row("a", { state: "waiting" })]],
+    ...[2, 3, 4, 5].map(() => [[row("a", { did })]]),
+    [[row("a", { did, state: "finished", ended: 6, output: 3, max: 3 })]],
     [[]],
   ]);
   assert.deepEqual(works(history, "a"), [
-    ["waiting", 0],
-    ["prefill", 6],
-    ["prefill", 2],
-    ["decode", 1],
-    ["decode", 1],
+    ...[null, "waiting", "prefill", "prefill", "waiting", "decode", "decode", null],
   ]);
   const lane = history.lanes.get("a");
-  assert.deepEqual([lane.first, lane.last, lane.isFull, lane.sawArrival], [0, 4, true, true]);
+  assert.deepEqual([lane.first, lane.last, lane.isFull], [1, 6, true]);
 });
 
-test("tokens from the cache are not computed ones", () => {
+test("tokens from the cache belong to the step that admitted the request", () => {
   const history = record([
-    [[row("a", { computed: 0, output: 0, state: "waiting" })]],
-    [[row("a", { computed: 8, cached: 6, output: 1 })], { cached: 6 }],
+    [[]],
+    [[row("a", { did: [[1, 2, "p", 2, 6]] })], { cached: 6 }],
+    [[row("a", { did: [[1, 2, "p", 2, 6]] })]],
   ]);
-  const mark = history.lanes.get("a").marks[1];
-  assert.deepEqual([mark.work, mark.tokens, mark.cached], ["prefill", 2, 6]);
-});
-
-test("after a preemption tokens are computed again, and then new ones decoded", () => {
-  const history = record([
-    [[row("a", { computed: 0, output: 0, state: "waiting" })]],
-    [[row("a", { computed: 8, output: 1 })]],
-    [[row("a", { computed: 9, output: 2 })]],
-    [[row("a", { computed: 0, output: 2, state: "preempted", preemptions: 1, lost: 9 })]],
-    [[row("a", { computed: 10, output: 3, preemptions: 1, lost: 9 })]],
-    [[row("a", { computed: 11, output: 4, preemptions: 1, lost: 9 })]],
-  ]);
-  assert.deepEqual(works(history, "a").slice(2), [
-    ["decode", 1],
-    ["waiting", 0],
-    ["recompute", 10],
-    ["decode", 1],
-  ]);
-  assert.equal(history.lanes.get("a").marks[3].preempted, true);
-  assert.deepEqual(history.entries[3].preempted, ["a"]);
-  assert.equal(history.nextEvent(0, 1), 3);
-  assert.equal(history.nextEvent(5, -1), 3);
-  assert.equal(history.nextEvent(3, 1), null);
-});
-
-test("a stream that leaves out steps makes entries that span them", () => {
-  const history = record([
-    [[row("a")], {}, 0],
-    [[row("a", { computed: 12, output: 5 })], {}, 4],
-  ]);
+  const marks = [1, 2].map((k) => history.markAt(history.lanes.get("a"), k));
   assert.deepEqual(
-    history.entries.map((entry) => [entry.from, entry.step]),
+    marks.map((mark) => [mark.work, mark.tokens, mark.cached]),
     [
-      [0, 0],
-      [1, 4],
+      ["prefill", 2, 6],
+      ["prefill", 2, 0],
     ],
   );
-  assert.deepEqual(works(history, "a")[1], ["decode", 4]);
+});
+
+test("a preemption is a mark of its step, whether or not the request ran in it", () => {
+  const did = [
+    [1, 1, "p", 8],
+    [2, 0, "x", 0],
+    [4, 0, "x", 0],
+    [4, 1, "r", 9],
+  ];
+  const history = record([
+    [[]],
+    [[row("a", { did: did.slice(0, 1) })]],
+    [[row("a", { did: did.slice(0, 2), state: "preempted" })]],
+    [[]],
+    [[row("a", { did })]],
+  ]);
+  const marks = [2, 3, 4].map((k) => history.markAt(history.lanes.get("a"), k));
+  assert.deepEqual(
+    marks.map((mark) => [mark.work, mark.preempted]),
+    [
+      ["waiting", true],
+      ["waiting", false],
+      ["recompute", true],
+    ],
+  );
+});
+
+test("the next event is a hit, an eviction or a preemption", () => {
+  const history = record([
+    [[]],
+    [[], { hits: 1 }],
+    [[]],
+    [[], { evicted: 2 }],
+    [[], {}, 4, { preempted: ["a"] }],
+    [[]],
+  ]);
+  assert.deepEqual(
+    [0, 1, 3, 4].map((k) => history.nextEvent(k, 1)),
+    [1, 3, 4, null],
+  );
+  assert.equal(history.nextEvent(3, -1), 1);
+});
+
+/** A step as a log tells it. */
+const logged = (from, step, more = {}) => [
+  ...[from, step, step / 10],
+  ...LOG_NAMES.map((name) => ({ ...STAT, ...more })[name]),
+  more.preempted ?? [],
+];
+
+test("steps that had no frame come from the log, and those that had end as it says", () => {
+  const log = [logged(1, 1, { used: 5 }), logged(2, 2, { evicted: 3, preempted: ["a"] })];
+  const history = record([
+    [[row("a", { did: [[1, 2, "d", 1]] })], {}, 0],
+    [[], { used: 1 }, 1],
+    [[row("a", { did: [[1, 3, "d", 1]] })], {}, 3, { log }],
+  ]);
+  assert.deepEqual(
+    history.entries.map(({ from, step, stat }) => [from, step, stat.used, stat.evicted]),
+    [
+      [0, 0, 0, 0],
+      [1, 1, 5, 0],
+      [2, 2, 0, 3],
+      [3, 3, 0, 0],
+    ],
+  );
+  assert.deepEqual(history.entries[2].preempted, ["a"]);
+  assert.ok(history.occurred.has("evicted") && history.occurred.has("preempted"));
+});
+
+test("a reader who comes late has the steps before, old ones joined", () => {
+  const log = [logged(0, 7, { waiting: 9 }), logged(8, 8), logged(9, 9)];
+  const history = record([[[row("a", { did: [[3, 8, "d", 1]] })], {}, 10, { log }]]);
+  assert.deepEqual(
+    history.entries.map(({ from, step }) => [from, step]),
+    [
+      [0, 7],
+      [8, 8],
+      [9, 9],
+      [10, 10],
+    ],
+  );
+  assert.equal(history.mostWaiting, 9);
+  assert.deepEqual(
+    [0, 3, 7, 8, 99].map((step) => history.entryOf(step)),
+    [0, 0, 0, 1, 3],
+  );
+  assert.deepEqual(history.markAt(history.lanes.get("a"), 0).tokens, 5);
 });
 
 test("a second picture of a step replaces the first and adds no column", () => {
   const history = record([
-    [[row("a", { computed: 8, output: 1 })], {}, 1],
-    [[row("a", { computed: 9, output: 2 })], { waiting: 2 }, 1],
+    [[row("a")], {}, 1],
+    [[row("a")], { waiting: 2 }, 1],
   ]);
   assert.equal(history.length, 1);
   assert.equal(history.entries[0].stat.waiting, 2);
-  assert.equal(history.lanes.get("a").marks.length, 1);
 });
 
-test("a request met late has no invented prefill", () => {
-  const history = record([[[row("a", { computed: 40, output: 30, arrived: -5 })]]]);
-  assert.deepEqual(works(history, "a"), [["decode", 40]]);
-  assert.equal(history.lanes.get("a").sawArrival, false);
+test("an earlier step begins a new run, except in a replay", () => {
+  const steps = [
+    [[], {}, 5],
+    [[], {}, 6],
+    [[], { used: 3 }, 5],
+  ];
+  assert.equal(record(steps).length, 1);
+  const replayed = record(
+    steps.map(([rows, stat, step]) => [rows, stat, step, { phase: "replay" }]),
+  );
+  assert.deepEqual(
+    replayed.entries.map((entry) => [entry.step, entry.stat.used]),
+    [
+      [5, 3],
+      [6, 0],
+    ],
+  );
 });
 
-test("old entries are dropped and lanes keep their place", () => {
+test("how many blocks a request held is known at each step", () => {
+  const history = record([
+    [[row("a", { blocks: 0 })]],
+    [[row("a", { blocks: 2 })]],
+    [[row("a", { blocks: 2 })]],
+    [[row("a", { blocks: 3 })]],
+  ]);
+  const lane = history.lanes.get("a");
+  assert.deepEqual(
+    [1, 2, 3].map((k) => history.markAt(lane, k).blocks),
+    [2, 2, 3],
+  );
+});
+
+test("an id that comes again begins another lane", () => {
+  const history = record([
+    [[row("a", { did: [[1, 1, "p", 4]] })], {}, 1],
+    [[row("a", { state: "finished", ended: 2 })], {}, 2],
+    [[row("a", { arrived: 5, did: [[6, 1, "p", 4]] })], {}, 6],
+  ]);
+  assert.deepEqual([history.lanes.get("a").first, history.lanes.get("a").last], [6, null]);
+});
+
+test("old entries are dropped, and the lanes that ended in them", () => {
   const history = new History(100);
   const picture = new Picture();
   for (let k = 0; k < 700; k++) {
     const rows =
-      k === 0
-        ? [row("old", { state: "finished", ended: 0 }), row("live")]
-        : [row("live", { computed: 8 + k })];
+      k === 0 ? [row("old", { state: "finished", ended: 0 }), row("live")] : [row("live")];
     const frame = k === 0 ? full([NULL_BLOCK], { rows }) : delta([], { seq: k, step: k, rows });
     picture.apply(frame, columns(frame));
     history.record(picture);
@@ -117,10 +210,6 @@ test("old entries are dropped and lanes keep their place", () => {
   assert.ok(history.length < 700 && history.length >= 100);
   assert.equal(history.entries.at(-1).step, 699);
   assert.deepEqual([...history.lanes.keys()], ["live"]);
-  assert.equal(
-    history.lanes.get("live").first + history.lanes.get("live").marks.length,
-    history.length,
-  );
 });
 
 test("any step can be sought, from either side, with the same picture", () => {
@@ -140,6 +229,20 @@ test("any step can be sought, from either side, with the same picture", () => {
   assert.equal(player.seek(1000).step, 89);
   assert.equal(player.seek(-3).step, 0);
   assert.equal(player.placeOf(66), 66);
+});
+
+test("several frames of a step are one entry, and the last of them is the step's", () => {
+  const stops = [0, 1, 1, 1, 2, 2].map((step, seq) =>
+    seq === 0 ? full([NULL_BLOCK], { seq, step }) : delta([], { seq, step, at: seq }),
+  );
+  const player = new Player(stops);
+  assert.equal(player.history.length, 3);
+  assert.deepEqual(
+    [0, 1, 2].map((step) => player.placeOf(step)),
+    [0, 3, 5],
+  );
+  assert.equal(player.seek(2).at, 2);
+  assert.equal(player.entry, 1);
 });
 
 test("marks of a step are the same however it is reached", () => {

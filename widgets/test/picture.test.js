@@ -144,3 +144,101 @@ test("a block that became empty loses its words", () => {
   assert.deepEqual(picture.ownersOf(1), []);
   assert.equal(picture.cells.size, 0);
 });
+
+test("tokens share the text, and what was held back belongs to the token before", () => {
+  const tokens = [
+    [2, 1, 30.5],
+    [3, 2, 4, 0.25, [["x", 0.5]], 2],
+  ];
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a", { text: "old, yes", tokens })] }));
+  const { tokens: first } = picture.rows.get("a");
+  assert.deepEqual(first, [
+    { text: ", ", step: 1, ms: 30.5, chance: null, others: null, stall: 0 },
+    { text: "yes", step: 2, ms: 4, chance: 0.25, others: [["x", 0.5]], stall: 2 },
+  ]);
+  const more = delta([], { step: 3, rows: [{ id: "a", add: "! so", tokens: [[3, 3, 1]] }] });
+  picture.apply(more, columns(more));
+  const row3 = picture.rows.get("a");
+  assert.deepEqual(
+    row3.tokens.map((token) => token.text),
+    [", ", "yes!", " so"],
+  );
+  assert.equal(row3.text, "old, yes! so");
+  assert.equal(first.length, 2, "what a kept picture shows does not change");
+});
+
+test("at most 512 tokens are kept", () => {
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a", { text: "" })] }));
+  for (let k = 1; k <= 600; k++) {
+    const more = delta([], { seq: k, step: k, rows: [{ id: "a", add: "x", tokens: [[1, k, 1]] }] });
+    picture.apply(more, columns(more));
+  }
+  const { tokens } = picture.rows.get("a");
+  assert.deepEqual([tokens.length, tokens[0].step, tokens[511].step], [512, 89, 600]);
+});
+
+test("what a request does goes on without being told, as long as it computes", () => {
+  const did = [
+    [1, 1, "p", 8],
+    [2, 1, "d", 1],
+  ];
+  const picture = pictureOf(full([NULL_BLOCK], { step: 2, rows: [row("a", { did })] }));
+  let seq = 0;
+  const after = (step, more) => {
+    const frame = delta([], { seq: ++seq, step, rows: [{ id: "a", ...more }] });
+    picture.apply(frame, columns(frame));
+    return picture.rows.get("a").did.at(-1);
+  };
+  assert.deepEqual(after(5, { computed: 12 }), [2, 4, "d", 1]);
+  assert.deepEqual(after(6, { why: "waiting" }), [2, 4, "d", 1]);
+  assert.deepEqual(after(7, { computed: 0, did: [[7, 0, "x", 0]] }), [7, 0, "x", 0]);
+  assert.deepEqual(after(8, { computed: 3 }), [7, 0, "x", 0]);
+  assert.deepEqual(
+    after(8, {
+      did: [
+        [7, 0, "x", 0],
+        [8, 1, "r", 3],
+      ],
+    }),
+    [8, 1, "r", 3],
+  );
+  assert.deepEqual(
+    picture.rows.get("a").did.map(([step]) => step),
+    [1, 2, 7, 8],
+  );
+});
+
+test("a clone goes its own way", () => {
+  const picture = pictureOf(full([NULL_BLOCK, EMPTY_BLOCK], { rows: [row("a")] }));
+  const other = picture.clone();
+  const frame = delta([[1, 0, 1, 1, 1]], {
+    rows: [row("b")],
+    gone: ["a"],
+    cells: [[1, [], "x", null, null, null]],
+  });
+  other.apply(frame, columns(frame));
+  assert.deepEqual([picture.state[1], [...picture.rows.keys()], picture.cells.size], [0, ["a"], 0]);
+  assert.deepEqual([other.state[1], [...other.rows.keys()], other.cells.size], [1, ["b"], 1]);
+});
+
+test("the struct stays until another one is told, the news of a step do not", () => {
+  const struct = { kind: "SchedulerOutput", fields: [["step", 1]], changed: [] };
+  const first = full([NULL_BLOCK], {
+    at: 1,
+    where: "Here.",
+    struct,
+    preempted: ["a"],
+    misses: { b: "missed" },
+  });
+  const picture = pictureOf(first);
+  assert.deepEqual(
+    [picture.at, picture.where, picture.struct, picture.preempted],
+    [1, "Here.", struct, ["a"]],
+  );
+  const frame = delta([], { at: 2 });
+  picture.apply(frame, columns(frame));
+  assert.deepEqual(
+    [picture.at, picture.struct, picture.preempted, picture.misses],
+    [2, struct, [], {}],
+  );
+});

@@ -109,7 +109,8 @@ def test_it_has_a_title_a_root_and_a_table_without_scripts(page):
     assert "reached max_tokens 6" in inside
 
 
-def test_frames_are_one_per_step_and_every_64th_is_full(tiny_engine):
+def test_a_long_run_has_one_frame_per_step_and_the_first_is_full(tiny_engine, monkeypatch):
+    monkeypatch.setattr(html, "_MOST_DETAILED_STEPS", 100)
     engine = tiny_engine(num_blocks=100, block_size=16)
     with record(engine) as recording:
         for _ in range(15):
@@ -120,7 +121,7 @@ def test_frames_are_one_per_step_and_every_64th_is_full(tiny_engine):
 
     assert [f["step"] for f in frames] == list(recording.steps)
     assert [f["seq"] for f in frames] == list(range(151))
-    assert [f["seq"] for f in frames if f["k"] == "full"] == [0, 64, 128]
+    assert [f["seq"] for f in frames if f["k"] == "full"] == [0]
     assert {f["phase"] for f in frames} == {"replay"}
     # each is the picture after the step's last struct
     for frame in frames[::17]:
@@ -128,6 +129,21 @@ def test_frames_are_one_per_step_and_every_64th_is_full(tiny_engine):
         full = PictureEncoder(view).full("replay").to_page()
         assert frame["stat"] == full["stat"]
         assert frame["boundary"] == view.boundary
+
+
+def test_a_short_run_stops_at_each_kind_of_struct(page):
+    recording, _, parsed = page
+    frames = parsed.data["frames"]
+
+    # requests enter after a step, and carry its number
+    stops = [(f["step"], f["at"] or 5) for f in frames]
+    assert stops == sorted(set(stops))
+    assert {at for _, at in stops} == {1, 2, 3, 4, 5}
+    assert [f["struct"]["kind"] for f in frames if f["step"] == 3 and "struct" in f] == [
+        "SchedulerOutput", "ModelRunnerOutput", "EngineCoreOutputs", "RequestOutput",
+        "EngineCoreRequest",
+    ]  # fmt: skip
+    assert frames[-1]["step"] == recording.steps[-1]
 
 
 def test_the_data_is_what_the_frames_are(page):

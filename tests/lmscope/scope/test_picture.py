@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -14,12 +16,14 @@ from lmscope.boundary import (
     EngineCoreRequest,
     EngineInfo,
     EngineSnapshot,
+    Logprob,
     NewRequestData,
     RequestOutput,
     SchedulerOutput,
 )
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.run_log import LOG_NAMES
 from lmscope.scope.view import EngineView
 
 EMPTY, IN_USE, KEPT, NULL = range(4)
@@ -30,6 +34,7 @@ class Mirror:
 
     def __init__(self):
         self.seq = -1
+        self.log = {}
 
     def apply_message(self, frame):
         header, buffers = frame.to_message()
@@ -50,6 +55,12 @@ class Mirror:
         assert header["seq"] == self.seq + 1
         self.seq = header["seq"]
         self.header = header
+        if "struct" in header:
+            self.struct = header["struct"]
+        for entry in header.get("log", []):
+            self.log[entry[1]] = entry[3:]
+        counts = [header["stat"][name] for name in LOG_NAMES]
+        self.log[header["step"]] = [*counts, header.get("preempted", [])]
         if header["k"] == "full":
             self.columns = {n: np.array(c, np.uint8) for n, c in columns.items()}
             self.rows = {}
@@ -65,11 +76,26 @@ class Mirror:
             for request_id in header["gone"]:
                 del self.rows[request_id]
         for row in header["rows"]:
-            row = dict(row)
-            add = row.pop("add", "")
-            known = {**self.rows.get(row["id"], {}), **row}
-            known["text"] += add
-            self.rows[row["id"]] = known
+            self.rows[row["id"]] = self._merged(self.rows.get(row["id"], {}), dict(row))
+
+    def _merged(self, old, row):
+        add, tokens, did = row.pop("add", ""), row.pop("tokens", []), row.pop("did", None)
+        if "text" in row:
+            known = {**row, "tokens": tokens, "did": did or []}
+        else:
+            known = {**old, **row}
+            known["text"] = old["text"] + add
+            known["tokens"] = old["tokens"] + tokens
+            known["did"] = [list(one) for one in old["did"]]
+            if did is not None:
+                known["did"] = [one for one in known["did"] if one[0] < did[0][0]] + did
+            elif "computed" in row and known["did"]:
+                # nothing is said: what it did last goes on up to this step
+                last = known["did"][-1]
+                last[1] = max(last[1], self.header["step"] - last[0] + 1)
+        most = 32 if known["state"] == "finished" else 128
+        known["tokens"] = known["tokens"][-most:]
+        return known
 
     def state(self):
         """All of it, without cells of blocks that have nothing to say."""
@@ -77,8 +103,10 @@ class Mirror:
             i: cell for i, cell in self.cells.items() if cell[1:] != [[], "", None, None, None]
         }
         columns = {name: column.tolist() for name, column in self.columns.items()}
-        keys = ("step", "boundary", "phase", "stat", "next", "note")
-        return self.rows, cells, columns, {key: self.header[key] for key in keys}
+        keys = ("step", "boundary", "at", "where", "phase", "stat", "next", "note")
+        header = {key: self.header[key] for key in keys}
+        may_miss = {key: self.header.get(key) for key in ("preempted", "misses")}
+        return self.rows, cells, columns, header, may_miss, self.struct
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -104,6 +132,12 @@ def test_deltas_add_up_to_the_full_picture(tiny_engine, random_life, policy, see
 
     assert kinds[0] == "full"
     assert kinds.count("delta") > 80
+    # no step is lost, however few frames there were
+    steps = [record.step for record in view.log.records]
+    assert steps == list(range(steps[-1] + 1))
+    last = mirror.header["step"]
+    ended = {r.step: [*r.counts, list(r.preempted)] for r in view.log.records if r.step < last}
+    assert {step: mirror.log[step] for step in ended} == ended
 
 
 def test_columns_say_what_the_view_says(busy_stream):
@@ -167,10 +201,10 @@ def test_the_frame_has_all_keys_of_the_protocol(tiny_engine):
     engine.step()
     delta = encoder.delta("live").header
     both = {"v", "k", "seq", "epoch", "step", "boundary", "time", "phase", "stat", "next", "rows",
-            "cells", "note"}  # fmt: skip
+            "cells", "note", "at", "where", "struct"}  # fmt: skip
 
     assert set(full) == both | {"info"}
-    assert set(delta) == both | {"gone"}
+    assert set(delta) == both | {"gone", "misses"}
     assert (full["seq"], delta["seq"]) == (0, 1)
     assert (full["step"], delta["step"]) == (0, 1)
     assert (full["boundary"], delta["boundary"]) == ("EngineCoreRequest", "RequestOutput")
@@ -184,7 +218,8 @@ def test_the_frame_has_all_keys_of_the_protocol(tiny_engine):
         "cached_tokens", "output_tokens", "preemptions", "evictions", "step_ms", "tokens_per_s",
     }  # fmt: skip
     row = {"id", "slot", "state", "why", "prompt", "cached", "computed", "output", "lost", "max",
-           "blocks", "shared", "preemptions", "arrived", "ended", "prompt_text"}  # fmt: skip
+           "blocks", "shared", "preemptions", "arrived", "ended", "waited",
+           "prompt_text"}  # fmt: skip
     assert set(full["rows"][0]) == row | {"text"}
     # a delta leaves out what did not change
     assert delta["rows"] == [
@@ -195,7 +230,10 @@ def test_the_frame_has_all_keys_of_the_protocol(tiny_engine):
             "computed": 3,
             "output": 1,
             "blocks": 1,
+            "waited": 0,
             "add": view.requests["r1"].text,
+            "tokens": [[1, 1, 4.0]],
+            "did": [[1, 1, "p", 3]],
         }
     ]
     assert full["stat"]["step_ms"] is None
@@ -211,6 +249,7 @@ def test_nothing_changed_is_an_empty_delta(tiny_engine):
 
     assert frame.header["rows"] == frame.header["cells"] == frame.header["gone"] == []
     assert [len(column) for column in frame.columns] == [0] * 5
+    assert not {"log", "struct", "preempted", "misses"} & set(frame.header)
 
 
 def test_many_changes_make_a_full_frame(tiny_engine):
@@ -300,15 +339,7 @@ def test_hostile_text_goes_through_and_is_only_made_shorter():
 def test_long_output_and_long_block_texts_are_cut():
     view = plain_view(64)
     arrive(view, 1, prompt="p" * 50)
-    new = NewRequestData("r0", (1, 2), SamplingParams(), ((1,),), 0)
-    view.apply(
-        SchedulerOutput(
-            step=1,
-            scheduled_new_reqs=(new,),
-            num_scheduled_tokens={"r0": 2},
-            kv_events=(BlockAllocated(1, "r0"),),
-        )
-    )
+    begin(view)
     encoder, mirror = PictureEncoder(view), Mirror()
     mirror.apply_message(encoder.full("live"))
     for number in range(3):
@@ -322,6 +353,159 @@ def test_long_output_and_long_block_texts_are_cut():
     assert view.block_text(1) == "p" * 50
     assert mirror.cells[1][2] == "p" * 40
     assert mirror.rows["r0"]["text"] == fresh["rows"][0]["text"] == "2" * 4000
+
+
+def begin(view, request_id="r0", tokens=2, step=1):
+    """Admit a request that arrived with two prompt tokens."""
+    new = NewRequestData(request_id, (1, 2), SamplingParams(), ((step,),), 0)
+    view.apply(
+        SchedulerOutput(
+            step=step,
+            scheduled_new_reqs=(new,),
+            num_scheduled_tokens={request_id: tokens},
+            kv_events=(BlockAllocated(step, request_id),),
+        )
+    )
+
+
+def say(view, text, *token_ids, step, time, logprobs=None):
+    completion = CompletionOutput(0, text, token_ids, logprobs=logprobs)
+    view.apply(RequestOutput(step=step, time=time, request_id="r0", outputs=(completion,)))
+
+
+def tokens_of(frame):
+    (row,) = frame.header["rows"]
+    return row.get("tokens")
+
+
+def test_a_token_says_its_length_step_and_latency():
+    view = plain_view(64)
+    arrive(view, 1)
+    begin(view)
+    encoder = PictureEncoder(view)
+    encoder.full("live")
+    say(view, "a\U0001f600", 7, step=1, time=0.25)
+    say(view, "bc", 8, 9, step=2, time=0.2504)
+
+    # lengths in UTF-16; of two tokens of one step the text is the last one's
+    expected = [[3, 1, 250.0], [0, 2, 0.4], [2, 2, 0.0]]
+    assert tokens_of(encoder.delta("live")) == expected
+    assert tokens_of(PictureEncoder(view).full("live")) == expected
+
+
+def test_chances_and_alternatives_come_from_the_logprobs_that_were_asked_for():
+    view = plain_view(64)
+    arrive(view, 1)
+    begin(view)
+    encoder = PictureEncoder(view)
+    encoder.full("live")
+    chances = {
+        7: Logprob(math.log(0.5), 1, " yes"),
+        8: Logprob(math.log(0.1), 3, "\ud800</b>"),
+        9: Logprob(math.log(0.25), 2),
+        **{i: Logprob(-9.0 - i, i, "x" * 99) for i in range(10, 20)},
+        20: Logprob(float("-inf"), 99, "never"),
+    }
+    say(view, " yes", 7, step=1, time=0.1, logprobs=(chances,))
+
+    (token,) = tokens_of(encoder.delta("live"))
+    assert token[:4] == [4, 1, 100.0, 0.5]
+    assert token[4][:2] == [["#9", 0.25], ["?</b>", 0.1]]
+    assert [len(text) for text, _ in token[4]] == [2, 5, 24, 24]
+
+
+def test_a_token_after_a_preemption_says_how_many_steps_it_cost(tiny_engine):
+    engine = tiny_engine(num_blocks=8, block_size=2, seed=1)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    for _ in range(3):
+        engine.add("abcd", max_tokens=6)
+    engine.run()
+    stalled = 0
+    for row in PictureEncoder(view).full("finished").header["rows"]:
+        steps = [token[1] for token in row["tokens"]]
+        for before, token in zip(steps, row["tokens"][1:], strict=False):
+            stall = token[5] if len(token) > 5 else 0
+            assert stall in (0, token[1] - before - 1)
+            stalled += stall > 0
+
+    assert view.totals.preemptions
+    assert stalled
+
+
+def test_what_came_before_the_view_has_a_text_but_no_tokens(tiny_engine):
+    engine = tiny_engine()
+    engine.add("abc", max_tokens=9)
+    for _ in range(4):
+        engine.step()
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    encoder = PictureEncoder(view)
+    assert tokens_of(encoder.full("live")) is None
+    engine.step()
+
+    assert [token[1] for token in tokens_of(encoder.delta("live"))] == [5]
+    assert len(view.requests["r1"].text) == 5
+
+
+def test_what_a_request_did_is_told_once(tiny_engine):
+    engine = tiny_engine(num_blocks=60, budget=4)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    encoder = PictureEncoder(view)
+    encoder.full("ready")
+    engine.add("abcabc", max_tokens=5)
+    told = []
+    for _ in range(6):
+        engine.step()
+        told.append(encoder.delta("live").header["rows"][0].get("did"))
+
+    assert told == [[[1, 1, "p", 4]], [[1, 1, "p", 4], [2, 1, "p", 2]], *[ANY] * 4]
+    # that it goes on decoding is the rule, and not told
+    assert told[2][-1] == [3, 1, "d", 1]
+    assert told[3:5] == [None, None]
+
+
+def test_a_late_reader_gets_the_steps_before_it(tiny_engine):
+    engine = tiny_engine(num_blocks=60)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    engine.add("abcabc", max_tokens=9)
+    engine.run()
+    header = PictureEncoder(view).full("finished").header
+
+    assert [entry[:2] for entry in header["log"]] == [[n, n] for n in range(view.step)]
+    assert [entry[2] for entry in header["log"]] == sorted(entry[2] for entry in header["log"])
+    scheduled = 3 + LOG_NAMES.index("scheduled")
+    assert [entry[scheduled] for entry in header["log"]] == [0, 6, *[1] * (view.step - 2)]
+    assert header["rows"][0]["did"] == [[1, 1, "p", 6], [2, 8, "d", 1]]
+
+
+def test_a_page_is_told_no_log(tiny_engine):
+    engine = tiny_engine(num_blocks=60)
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    encoder = PictureEncoder(view, has_log=False)
+    engine.add("abcabc", max_tokens=9)
+    engine.run()
+
+    assert "log" not in encoder.full("replay").header
+
+
+def test_the_struct_is_sent_when_it_is_another_one(tiny_engine):
+    engine = tiny_engine()
+    snapshot, _ = engine.tap.follow(lambda boundary: view.apply(boundary), strict=True)
+    view = EngineView(snapshot)
+    encoder = PictureEncoder(view)
+    assert encoder.full("ready").header["struct"] is None
+    engine.add("abc")
+    header = encoder.delta("live").header
+    assert header["struct"]["kind"] == "EngineCoreRequest"
+    assert (header["at"], header["boundary"]) == (0, "EngineCoreRequest")
+    assert "struct" not in encoder.delta("live").header
+    engine.step()
+
+    assert encoder.delta("live").header["struct"]["kind"] == "RequestOutput"
 
 
 def test_half_a_character_does_not_break_the_message():

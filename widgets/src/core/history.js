@@ -1,24 +1,23 @@
 // @ts-check
 /**
- * What the timeline draws: one entry per frame, and for each request what it did in it. Folded
- * from pictures as they come; a live stream may leave out steps, then an entry spans several.
+ * What the timeline draws: one entry per step, and for each request what it did. Each frame says
+ * how its step stands and how those ended that had no frame of their own.
  */
 
 /** @typedef {import("./picture.js").Picture} Picture */
 /** @typedef {import("./picture.js").Stat} Stat */
+/** @typedef {import("./picture.js").Did} Did */
 
 /**
  * @typedef {object} Entry
  * @property {number} step
- * @property {number} from       first step that the entry stands for
+ * @property {number} from        first step that the entry stands for
+ * @property {number} time        seconds since the stream began
  * @property {Stat} stat
- * @property {string[]} preempted ids of the requests preempted since the entry before
+ * @property {string[]} preempted ids of the requests preempted in these steps
  */
 
-/**
- * `waiting` was not computed, `prefill`, `decode` and `recompute` were; `absent` has no mark.
- * @typedef {"waiting" | "prefill" | "decode" | "recompute"} Work
- */
+/** @typedef {"waiting" | "prefill" | "decode" | "recompute"} Work */
 
 /** @typedef {{work: Work, tokens: number, cached: number, blocks: number, preempted: boolean}} Mark */
 
@@ -26,39 +25,30 @@
  * @typedef {object} Lane
  * @property {string} id
  * @property {number} slot
- * @property {number} first        number of its first entry
- * @property {number | null} last  number of the entry in which it finished
+ * @property {number} first        the first step it could be in
+ * @property {number | null} last  the step in which it ended
  * @property {boolean} isFull      ended because it reached max_tokens
- * @property {boolean} sawArrival
- * @property {Mark[]} marks        one per entry from `first` on
- */
-
-/**
- * @typedef {object} Seen
- * @property {number} computed
- * @property {number} output
- * @property {number} preemptions
- * @property {number} lost
- * @property {boolean} isRunning
- * @property {number} most  tokens computed at the best of times
+ * @property {Did[]} did           what it computed, in which steps; it waited in the others
+ * @property {[number, number][]} blocks  from which step on it held how many
  */
 
 const MAX_ENTRIES = 4096;
 /** Entries dropped at once, so that dropping is rare. */
 const DROP = 512;
+const RANK = { waiting: 0, decode: 1, prefill: 2, recompute: 3 };
+/** @type {Record<string, Work>} */
+const WORK = { p: "prefill", d: "decode", r: "recompute" };
 
 export class History {
   /** @param {number} [maxEntries] */
   constructor(maxEntries = MAX_ENTRIES) {
     this.maxEntries = maxEntries;
-    /** @type {Entry[]} */
+    /** Oldest first; an entry is replaced, never changed. @type {Entry[]} */
     this.entries = [];
     /** @type {Map<string, Lane>} */
     this.lanes = new Map();
     /** Kinds of marks that have occurred, for the legend. @type {Set<string>} */
     this.occurred = new Set();
-    /** @type {Map<string, Seen>} */
-    this.seen = new Map();
     /** Highest values so far, for the scales. */
     this.mostWaiting = 0;
     this.mostCached = 0;
@@ -71,42 +61,42 @@ export class History {
   }
 
   /**
-   * Adds what `picture` shows now. A picture of the step that is already last replaces it.
+   * Adds what `picture` shows now, and the steps before it that it tells of. A picture of a step
+   * that is known replaces it. One of an earlier step begins a new run, except in a replay.
    * @param {Picture} picture
    */
   record(picture) {
-    const previous = this.entries.at(-1);
-    const isAgain = previous !== undefined && picture.step <= previous.step;
-    if (isAgain && picture.step < previous.step) this.clear();
-    const again = isAgain && this.entries.length > 0;
-    const number = again ? this.entries.length - 1 : this.entries.length;
-    /** @type {Entry} */
-    const entry = {
-      step: picture.step,
-      from:
-        again && previous
-          ? previous.from
-          : previous && this.entries.length
-            ? previous.step + 1
-            : picture.step,
-      stat: picture.stat,
-      preempted: again && previous ? [...previous.preempted] : [],
-    };
-    this.entries[number] = entry;
-    for (const row of picture.rows.values()) this.#recordRow(row, number, entry);
-    this.mostWaiting = Math.max(this.mostWaiting, entry.stat.waiting);
-    this.mostCached = Math.max(this.mostCached, entry.stat.cached);
-    this.#note(picture, entry);
+    const last = this.entries.at(-1);
+    if (last && picture.step < last.step && picture.phase !== "replay") this.clear();
+    for (const entry of picture.log) this.#put(entry);
+    const { step, time, stat, preempted } = picture;
+    this.#put({ from: step, step, time, stat, preempted });
+    for (const row of picture.rows.values()) this.#recordRow(row, picture.step);
+    this.#note(picture);
     if (this.entries.length > this.maxEntries + DROP) this.#drop(DROP);
   }
 
   clear() {
     this.entries = [];
     this.lanes.clear();
-    this.seen.clear();
     this.mostWaiting = 0;
     this.mostCached = 0;
     this.dropped = 0;
+  }
+
+  /**
+   * The number of the entry that has `step`, or of the last one before it; -1 before all.
+   * @param {number} step
+   */
+  entryOf(step) {
+    let from = 0;
+    let to = this.entries.length;
+    while (from < to) {
+      const middle = (from + to) >> 1;
+      if (this.entries[middle].from <= step) from = middle + 1;
+      else to = middle;
+    }
+    return from - 1;
   }
 
   /**
@@ -123,135 +113,125 @@ export class History {
   }
 
   /**
-   * @param {import("./picture.js").Row} row
+   * What a request did in an entry; of several steps what must not be lost. Null before it came
+   * and after its end.
+   * @param {Lane | undefined} lane
    * @param {number} number
-   * @param {Entry} entry
+   * @returns {Mark | null}
    */
-  #recordRow(row, number, entry) {
-    const before = this.seen.get(row.id);
+  markAt(lane, number) {
+    const entry = this.entries[number];
+    if (!lane || !entry) return null;
+    const { from, step } = entry;
+    if (step < lane.first || (lane.last !== null && from > lane.last)) return null;
+    /** @type {Mark} */
+    const mark = { work: "waiting", tokens: 0, cached: 0, blocks: 0, preempted: false };
+    for (let k = lane.did.length - 1; k >= 0; k--) {
+      const [start, count, letter, tokens, cached = 0] = lane.did[k];
+      if (start > step) continue;
+      if (letter === "x") {
+        mark.preempted ||= start >= from;
+        if (start < from) break;
+        continue;
+      }
+      if (start + count - 1 < from) break;
+      const steps = Math.min(step, start + count - 1) - Math.max(from, start) + 1;
+      mark.tokens += steps * tokens;
+      if (start >= from) mark.cached += cached;
+      const work = WORK[letter] ?? "decode";
+      if (RANK[work] > RANK[mark.work]) mark.work = work;
+    }
+    for (const [since, blocks] of lane.blocks) if (since <= step) mark.blocks = blocks;
+    return mark;
+  }
+
+  /** @param {Entry} entry */
+  #put(entry) {
+    const { entries } = this;
+    const place = this.entryOf(entry.step);
+    const there = entries[place];
+    if (there && entry.step <= there.step) {
+      // A part of an entry that spans more says nothing new.
+      if (entry.step === there.step) entries[place] = { ...entry, from: there.from };
+    } else if (place === entries.length - 1) {
+      const from = there ? Math.min(Math.max(entry.from, there.step + 1), entry.step) : entry.from;
+      entries.push({ ...entry, from });
+    }
+    this.mostWaiting = Math.max(this.mostWaiting, entry.stat.waiting);
+    this.mostCached = Math.max(this.mostCached, entry.stat.cached);
+    this.#noteStat(entry);
+  }
+
+  /**
+   * @param {import("./picture.js").Row} row
+   * @param {number} step
+   */
+  #recordRow(row, step) {
     let lane = this.lanes.get(row.id);
-    if (lane?.last !== null && lane?.last !== undefined && lane.last < number) return;
+    // An id that comes again begins another lane.
+    if (lane && lane.first !== row.arrived + 1) lane = undefined;
     if (!lane) {
-      if (row.state === "finished" && !(row.ended !== null && row.ended >= entry.from)) return;
+      if (row.ended !== null && row.ended < (this.entries[0]?.from ?? 0)) return;
       lane = {
-        ...{ id: row.id, slot: row.slot, first: number, last: null, isFull: false },
-        ...{ sawArrival: number > 0 || row.arrived >= entry.from, marks: [] },
+        ...{ id: row.id, slot: row.slot, first: row.arrived + 1, last: null, isFull: false },
+        ...{ did: row.did, blocks: [] },
       };
       this.lanes.set(row.id, lane);
     }
     if (row.slot < 254) lane.slot = row.slot;
-    const mark = markOf(row, before, entry.stat);
-    const place = number - lane.first;
-    if (place < lane.marks.length) mergeMark(lane.marks, place, mark);
-    else lane.marks.push(mark);
-    if (mark.preempted && !entry.preempted.includes(row.id)) entry.preempted.push(row.id);
-    if (row.state === "finished") {
-      lane.last = number;
-      lane.isFull = row.max !== null && row.output >= row.max;
-    }
-    this.seen.set(row.id, {
-      ...{
-        computed: row.computed,
-        output: row.output,
-        preemptions: row.preemptions,
-        lost: row.lost,
-      },
-      isRunning: row.state === "running",
-      // What a preemption gave up says how far it was, even when no frame came in between.
-      most: Math.max(before?.most ?? 0, row.computed, row.lost - (before?.lost ?? row.lost)),
-    });
+    if (step < (lane.did.at(-1)?.[0] ?? 0)) return;
+    lane.did = row.did;
+    lane.last = row.state === "finished" ? (row.ended ?? step) : null;
+    lane.isFull = row.max !== null && row.output >= row.max;
+    const held = lane.blocks.at(-1);
+    if ((held?.[1] ?? 0) !== row.blocks && (held?.[0] ?? -1) <= step)
+      lane.blocks.push([step, row.blocks]);
   }
 
-  /**
-   * @param {Picture} picture
-   * @param {Entry} entry
-   */
-  #note(picture, entry) {
-    const { stat } = entry;
-    const add = (/** @type {string} */ name, /** @type {unknown} */ is) => {
-      if (is) this.occurred.add(name);
-    };
-    add("null", picture.numBlocks);
-    add("in_use", stat.used);
-    add("shared", stat.shared);
-    add("kept", stat.kept);
-    add("empty", stat.empty);
-    add("hit", stat.hits);
-    add("evicted", stat.evicted);
-    add("written", stat.scheduled);
-    add("next", picture.next.length);
-    add(
+  /** @param {Picture} picture */
+  #note(picture) {
+    this.#add("null", picture.numBlocks);
+    this.#add("arrived", this.lanes.size);
+    this.#add("next", picture.next.length);
+    this.#add(
       "next_loses",
       picture.next.slice(0, 3).some((block) => (picture.state[block] & 0xf) === 2),
     );
-    add("decode", stat.decode);
-    add("prefill", stat.prefill);
-    add("recompute", stat.recompute);
-    add("cached", stat.cached);
-    add("waiting", stat.waiting);
-    add("preempted", entry.preempted.length);
-    add("arrived", this.lanes.size);
-    add("finished", stat.finished);
+  }
+
+  /** @param {Entry} entry */
+  #noteStat({ stat, preempted }) {
+    this.#add("in_use", stat.used);
+    this.#add("shared", stat.shared);
+    this.#add("kept", stat.kept);
+    this.#add("empty", stat.empty);
+    this.#add("hit", stat.hits);
+    this.#add("evicted", stat.evicted);
+    this.#add("written", stat.scheduled);
+    this.#add("decode", stat.decode);
+    this.#add("prefill", stat.prefill);
+    this.#add("recompute", stat.recompute);
+    this.#add("cached", stat.cached);
+    this.#add("waiting", stat.waiting);
+    this.#add("preempted", preempted.length);
+    this.#add("finished", stat.finished);
+  }
+
+  /**
+   * @param {string} name
+   * @param {unknown} is
+   */
+  #add(name, is) {
+    if (is) this.occurred.add(name);
   }
 
   /** @param {number} count */
   #drop(count) {
     this.entries.splice(0, count);
     this.dropped += count;
+    const first = this.entries[0].from;
     for (const [id, lane] of this.lanes) {
-      if (lane.last !== null && lane.last < count) {
-        this.lanes.delete(id);
-        this.seen.delete(id);
-        continue;
-      }
-      const cut = Math.max(0, count - lane.first);
-      lane.marks.splice(0, cut);
-      lane.sawArrival &&= cut === 0;
-      lane.first = Math.max(0, lane.first - count);
-      if (lane.last !== null) lane.last -= count;
+      if (lane.last !== null && lane.last < first) this.lanes.delete(id);
     }
   }
-}
-
-/**
- * What a request did between two pictures.
- * @param {import("./picture.js").Row} row
- * @param {Seen | undefined} before
- * @param {Stat} stat
- * @returns {Mark}
- */
-function markOf(row, before, stat) {
-  const preempted = row.preemptions > (before?.preemptions ?? 0);
-  const start = before && !preempted ? before.computed : 0;
-  const advanced = row.computed - start;
-  if (row.state === "finished" && advanced <= 0 && before?.isRunning) {
-    // Its last token was computed in the entry before; in this one it only ended.
-    return { work: "decode", tokens: 0, cached: 0, blocks: row.blocks, preempted };
-  }
-  if (row.state === "waiting" || row.state === "preempted" || advanced <= 0) {
-    return { work: "waiting", tokens: 0, cached: 0, blocks: row.blocks, preempted };
-  }
-  const isFirstSight = before === undefined && row.output > 1;
-  const cached = start === 0 && !isFirstSight ? Math.min(row.cached, advanced, stat.cached) : 0;
-  const tokens = advanced - cached;
-  const most = Math.max(before?.most ?? 0, row.lost - (before?.lost ?? row.lost));
-  /** @type {Work} */
-  let work = "decode";
-  if (most > start + cached) work = "recompute";
-  else if (start + cached < row.prompt && !isFirstSight) work = "prefill";
-  return { work, tokens, cached, blocks: row.blocks, preempted };
-}
-
-/**
- * A second picture of the same entry: what was computed in it stays computed.
- * @param {Mark[]} marks
- * @param {number} place
- * @param {Mark} mark
- */
-function mergeMark(marks, place, mark) {
-  const old = marks[place];
-  if (mark.work === "waiting") old.preempted ||= mark.preempted;
-  else if (old.work === "waiting")
-    marks[place] = { ...mark, preempted: old.preempted || mark.preempted };
-  else old.tokens += mark.tokens;
 }

@@ -4,25 +4,25 @@
  */
 
 /**
- * @typedef {"play" | "back" | "forward" | "first" | "last" | "event" | "event_back" | "request"
- *   | "request_back" | "tables" | "larger" | "smaller" | "help" | "release"} Action
+ * @typedef {"play" | "back" | "forward" | "boundary" | "boundary_back" | "break" | "first"
+ *   | "last" | "event" | "event_back" | "request" | "request_back" | "tables" | "larger" | "smaller" | "help" | "release"} Action
  */
 
 /** @type {[string, Action][]} */
 const TABLE = [
   [" ", "play"],
   ["ArrowLeft", "back"],
-  [",", "back"],
-  ["p", "back"],
   ["ArrowRight", "forward"],
-  [".", "forward"],
-  ["n", "forward"],
+  [",", "boundary_back"],
+  [".", "boundary"],
   ["Home", "first"],
   ["End", "last"],
   ["e", "event"],
   ["E", "event_back"],
   ["]", "request"],
   ["[", "request_back"],
+  ["b", "break"],
+  ["B", "break"],
   ["t", "tables"],
   ["T", "tables"],
   ["+", "larger"],
@@ -37,9 +37,11 @@ const ACTIONS = new Map(TABLE);
 export const HELP = [
   ["Space", "play or pause", ["play"]],
   ["← →", "a step back, on", ["back", "forward"]],
+  [".  ,", "a struct on, back", ["boundary", "boundary_back"]],
   ["E  Shift E", "next, previous event", ["event", "event_back"]],
   ["Home  End", "first, last step", ["first", "last"]],
   ["[  ]", "previous, next request", ["request"]],
+  ["B", "break here", ["break"]],
   ["T", "pictures as tables", ["tables"]],
   ["+  -", "text size", ["larger"]],
   ["Esc", "let go", ["release"]],

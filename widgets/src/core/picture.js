@@ -57,8 +57,43 @@ import { checkLengths } from "./columns.js";
  * @property {number} preemptions
  * @property {number} arrived
  * @property {number | null} ended
+ * @property {number | null} waited  steps until it was first scheduled
  * @property {string} prompt_text
+ * @property {string} text    the end of its output
+ * @property {Token[]} tokens the last ones, whose texts end `text`
+ * @property {Did[]} did
+ */
+
+/**
+ * First step, number of steps, letter (p prefill, d decode, r computed again, x preempted),
+ * tokens of each step, tokens from the cache in the first.
+ * @typedef {[number, number, string, number, number?]} Did
+ */
+
+/**
+ * Length in UTF-16 units, step, ms since the token before; where there is more, its chance,
+ * [text, chance] of the most likely others, steps lost to a preemption before it.
+ * @typedef {[number, number, number | null, (number | null)?, [string, number][]?, number?]} SentToken
+ */
+
+/**
+ * @typedef {object} Token
  * @property {string} text
+ * @property {number} step
+ * @property {number | null} ms
+ * @property {number | null} chance
+ * @property {[string, number][] | null} others
+ * @property {number} stall  steps
+ */
+
+/**
+ * A row as a frame has it.
+ * @typedef {Partial<Omit<Row, "tokens">> & {id: string, add?: string, tokens?: SentToken[]}} SentRow
+ */
+
+/**
+ * What a struct is made of: JSON, long parts cut.
+ * @typedef {{kind: string, fields: [string, any][], changed: string[]}} StructTree
  */
 
 /**
@@ -76,12 +111,18 @@ import { checkLengths } from "./columns.js";
  * @property {number} epoch
  * @property {number} step
  * @property {string} boundary
+ * @property {number} [at]
+ * @property {string} [where]
+ * @property {StructTree | null} [struct]
  * @property {number} time
  * @property {string} phase
  * @property {Info} [info]
  * @property {Stat} stat
  * @property {number[]} next
- * @property {(Partial<Row> & {id: string, add?: string})[]} rows
+ * @property {SentRow[]} rows
+ * @property {any[][]} [log]  first step, step, time, counts in the order of LOG_NAMES, preempted
+ * @property {string[]} [preempted]
+ * @property {Record<string, string>} [misses]
  * @property {string[]} [gone]
  * @property {Cell[]} [cells]
  * @property {string} note
@@ -99,7 +140,16 @@ export const HIT = 0x10;
 export const EVICTED = 0x20;
 export const WRITTEN = 0x40;
 
+/** The counts of a step in a log, in their order. */
+export const LOG_NAMES = /** @type {(keyof Stat)[]} */ ([
+  ...["used", "kept", "empty", "shared", "hits", "evicted", "running", "waiting", "finished"],
+  ...["scheduled", "decode", "prefill", "recompute", "cached", "prompt_tokens", "cached_tokens"],
+  ...["output_tokens", "preemptions", "evictions", "step_ms"],
+]);
+
 const TEXT_LIMIT = 4000;
+const COLUMNS = /** @type {const} */ (["slot", "state", "ref", "fill", "writtenFrom"]);
+const TOKEN_LIMIT = 512;
 const NO_STAT = /** @type {Stat} */ ({
   ...{ used: 0, kept: 0, empty: 0, shared: 0, hits: 0, evicted: 0 },
   ...{ running: 0, waiting: 0, finished: 0 },
@@ -108,9 +158,10 @@ const NO_STAT = /** @type {Stat} */ ({
   ...{ step_ms: null, tokens_per_s: null },
 });
 const NO_ROW = /** @type {Row} */ ({
+  id: "",
   ...{ slot: 254, state: "waiting", why: "", prompt: 0, cached: 0, computed: 0, output: 0 },
   ...{ lost: 0, max: null, blocks: 0, shared: 0, preemptions: 0, arrived: 0, ended: null },
-  prompt_text: "",
+  ...{ waited: null, prompt_text: "", text: "", tokens: [], did: [] },
 });
 
 /** Everything that one stream of frames has said so far. */
@@ -124,6 +175,17 @@ export class Picture {
     this.time = 0;
     this.phase = "loading";
     this.note = "";
+    /** Place of the last struct's kind among the five, -1 before the first. */
+    this.at = -1;
+    this.where = "";
+    /** @type {StructTree | null} */
+    this.struct = null;
+    /** Requests preempted in this step. @type {string[]} */
+    this.preempted = [];
+    /** Of requests admitted in this step: where the cache ended, and why. @type {Record<string, string>} */
+    this.misses = {};
+    /** Steps before this one, as the last frame told them. @type {import("./history.js").Entry[]} */
+    this.log = [];
     /** @type {Info | null} */
     this.info = null;
     /** @type {Stat} */
@@ -175,6 +237,12 @@ export class Picture {
     this.phase = frame.phase;
     this.note = frame.note ?? "";
     this.stat = { ...NO_STAT, ...frame.stat };
+    this.at = frame.at ?? -1;
+    this.where = frame.where ?? "";
+    if (frame.struct !== undefined) this.struct = frame.struct;
+    this.preempted = frame.preempted ?? [];
+    this.misses = frame.misses ?? {};
+    this.log = (frame.log ?? []).map(entryOf);
     const before = this.next;
     this.next = frame.next ?? [];
     this.#changed(({ blocks }) => {
@@ -182,6 +250,16 @@ export class Picture {
       for (const block of this.next) blocks.add(block);
     });
     return "applied";
+  }
+
+  /** Another picture of the same moment; neither follows the other. */
+  clone() {
+    const other = Object.assign(new Picture(), this);
+    other.rows = new Map(this.rows);
+    other.cells = new Map(this.cells);
+    for (const name of COLUMNS) other[name] = this[name].slice();
+    other.trackers = new Set();
+    return other;
   }
 
   /** Starts to note what changes, for one view. */
@@ -261,7 +339,7 @@ export class Picture {
     for (const row of frame.rows) {
       const old = this.rows.get(row.id);
       if (!old) isNewList = true;
-      this.rows.set(row.id, old ? mergeRow(old, row) : completeRow(row));
+      this.rows.set(row.id, old ? mergeRow(old, row, frame.step) : completeRow(row));
     }
     this.#changed((changes) => {
       for (const block of ids) changes.blocks.add(block);
@@ -307,26 +385,80 @@ function writtenFrom(stateBefore, fillBefore, state) {
 }
 
 /**
- * @param {Partial<Row> & {id: string, add?: string}} row
+ * @param {SentRow} row
  * @returns {Row}
  */
 function completeRow(row) {
-  const { add, ...rest } = row;
-  return {
-    ...NO_ROW,
-    ...rest,
-    text: tail(rest.text ?? add ?? ""),
-  };
+  const { add, tokens = [], ...rest } = row;
+  const text = rest.text ?? add ?? "";
+  return { ...NO_ROW, ...rest, text: tail(text), tokens: cutTokens(text, tokens, []) };
 }
 
 /**
  * @param {Row} old
- * @param {Partial<Row> & {id: string, add?: string}} row
+ * @param {SentRow} row
+ * @param {number} step
  * @returns {Row}
  */
-function mergeRow(old, row) {
-  const { add, ...rest } = row;
-  return { ...old, ...rest, text: tail(rest.text ?? old.text + (add ?? "")) };
+function mergeRow(old, row, step) {
+  const { add = "", tokens = [], ...rest } = row;
+  if (rest.text !== undefined) return completeRow(row);
+  const merged = { ...old, ...rest };
+  if (add) merged.text = tail(old.text + add);
+  if (add || tokens.length) merged.tokens = cutTokens(add, tokens, old.tokens);
+  merged.did = mergeDid(old.did, rest, step);
+  return merged;
+}
+
+/**
+ * `before` and the tokens whose texts end `text`. What stands before them belongs to the token
+ * before: it was held back until it could not become a stop string any more.
+ * @param {string} text
+ * @param {SentToken[]} sent
+ * @param {Token[]} before
+ * @returns {Token[]}
+ */
+function cutTokens(text, sent, before) {
+  const made = before.slice();
+  let start = Math.max(0, text.length - sent.reduce((sum, [length]) => sum + length, 0));
+  const last = made.at(-1);
+  if (start > 0 && last)
+    made[made.length - 1] = { ...last, text: last.text + text.slice(0, start) };
+  for (const [length, step, ms, chance = null, others = null, stall = 0] of sent) {
+    made.push({ text: text.slice(start, start + length), step, ms, chance, others, stall });
+    start += length;
+  }
+  return made.length > TOKEN_LIMIT ? made.slice(-TOKEN_LIMIT) : made;
+}
+
+/**
+ * What a request did: told from some step on, or, when it is computing and nothing is told, the
+ * same as before.
+ * @param {Did[]} old
+ * @param {SentRow} row
+ * @param {number} step
+ * @returns {Did[]}
+ */
+function mergeDid(old, { did, computed }, step) {
+  if (did) return [...old.filter(([start]) => start < did[0][0]), ...did];
+  const last = old.at(-1);
+  if (computed === undefined || !last || last[2] === "x" || last[0] + last[1] > step) return old;
+  const [start, , ...rest] = last;
+  return [...old.slice(0, -1), [start, step - start + 1, ...rest]];
+}
+
+/**
+ * @param {any[]} logged
+ * @returns {import("./history.js").Entry}
+ */
+function entryOf(logged) {
+  const [from, step, time, ...counts] = logged;
+  const preempted = counts.pop() ?? [];
+  const stat = /** @type {any} */ ({ ...NO_STAT });
+  LOG_NAMES.forEach((name, k) => {
+    stat[name] = counts[k];
+  });
+  return { from, step, time, stat, preempted };
 }
 
 /**
