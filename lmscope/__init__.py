@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RequestOutput as RequestOutput,
         SchedulerOutput as SchedulerOutput,
     )
+    from lmscope.debugger import Debugger as Debugger
     from lmscope.errors import (
         EngineClosedError as EngineClosedError,
         EngineDeadError as EngineDeadError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lmscope.frontend.stream import Stream as Stream
     from lmscope.llm import LLM as LLM
     from lmscope.notebook import (
+        debug as debug,
         load_ipython_extension as load_ipython_extension,
         unload_ipython_extension as unload_ipython_extension,
         watch as watch,
@@ -57,6 +59,7 @@ _HOMES = {
         "RequestOutput",
         "SchedulerOutput",
     ),
+    "lmscope.debugger": ("Debugger",),
     "lmscope.errors": (
         "EngineClosedError",
         "EngineDeadError",
@@ -67,7 +70,7 @@ _HOMES = {
     ),
     "lmscope.frontend.stream": ("Stream",),
     "lmscope.llm": ("LLM",),
-    "lmscope.notebook": ("load_ipython_extension", "unload_ipython_extension", "watch"),
+    "lmscope.notebook": ("debug", "load_ipython_extension", "unload_ipython_extension", "watch"),
     "lmscope.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "lmscope.scope.recording": ("Recording", "open_recording", "record"),
     "lmscope.scope.replay": ("Replay", "replay"),

@@ -35,15 +35,23 @@ Predicate = Callable[[Any], object]
 class Breakpoint:
     """Closes the gate at a struct of one kind for which the predicate is true.
 
+    name      what it stops at, in a word or two
     hits      how often it has stopped the engine
     enabled   set it to False to keep the breakpoint but pass it
     error     what the predicate raised; the breakpoint is then off
     """
 
     def __init__(
-        self, gate: Gate, kind: type[Boundary], predicate: Predicate, once: bool, hits: int
+        self,
+        gate: Gate,
+        kind: type[Boundary],
+        predicate: Predicate,
+        once: bool,
+        hits: int,
+        name: str = "",
     ) -> None:
         self.kind = kind
+        self.name = name or getattr(predicate, "__name__", repr(predicate))
         self.predicate = predicate
         self.once = once
         self.enabled = True
@@ -53,9 +61,11 @@ class Breakpoint:
         self._gate = gate
 
     def __repr__(self) -> str:
-        name = getattr(self.predicate, "__name__", repr(self.predicate))
         state = "on" if self.enabled else "off"
-        return f"<Breakpoint {self.kind.__name__} if {name}: {state}, hit {self.hits} times>"
+        where = self.kind.__name__
+        if self.name != where:
+            where += f" if {self.name}"
+        return f"<Breakpoint {where}: {state}, hit {self.hits} times>"
 
     def remove(self) -> None:
         """Take it away; twice is fine."""
@@ -117,6 +127,7 @@ class Gate:
         self._closed_by: int | None = None
         self._ended: BaseException | bool = False
         self._breakpoints: tuple[Breakpoint, ...] = ()
+        self._watchers: tuple[Callable[[], None], ...] = ()
         tap.set_gate(self.arrive)
 
     # -- for the user ----------------------------------------------------------
@@ -196,7 +207,25 @@ class Gate:
             self._closed_by = None
             self._tap.arm_gate(bool(self._breakpoints))
             self._start()
-            self._changed.notify_all()
+            self._tell()
+
+    def ask_to_pause(self) -> None:
+        """`pause()` for a button: returns at once, and the engine stops when it gets there."""
+        with self._changed:
+            self._close(None, is_running=False)
+
+    def ask_to_step(self, kind: type[Boundary] | None = None) -> None:
+        """`step()` for a button: returns at once, the engine goes to the boundary meanwhile.
+
+        The gate is closed either way. NothingToRun when the engine has no request.
+        """
+        _check_kind(kind)
+        with self._changed:
+            self._close(kind, is_running=True)
+            self._start()
+            if self._ended or (self._at is None and self._is_idle()):
+                self._is_running = False
+                raise self._nothing(kind)
 
     def break_when(
         self,
@@ -205,11 +234,13 @@ class Gate:
         *,
         once: bool = False,
         hits: int = 1,
+        name: str = "",
     ) -> Any:
         """Stop at each struct of a kind for which `predicate` is true.
 
         once   only the first time
         hits   from the n-th match on
+        name   of the breakpoint; without one that of the function
 
         Without a predicate it is a decorator:
 
@@ -223,13 +254,28 @@ class Gate:
             raise ValueError(f"hits is {hits}; it must be at least 1")
 
         def add(function: Callable[[B], object]) -> Breakpoint:
-            made = Breakpoint(self, kind, function, once, hits)
+            made = Breakpoint(self, kind, function, once, hits, name)
             with self._changed:
                 self._breakpoints = (*self._breakpoints, made)
                 self._tap.arm_gate(True)
+                self._tell()
             return made
 
         return add if predicate is None else add(predicate)
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever the gate stops the engine, lets it go, opens or closes.
+
+        It is called on whatever thread that happens on, under the gate's lock, so it may
+        only set a flag.
+        """
+        with self._changed:
+            self._watchers = (*self._watchers, listener)
+
+    def unwatch(self, listener: Callable[[], None]) -> None:
+        """Call it no more; twice is fine."""
+        with self._changed:
+            self._watchers = tuple(other for other in self._watchers if other != listener)
 
     def require_open(self) -> None:
         """GateClosedError if this thread closed the gate, so that waiting would never end."""
@@ -256,7 +302,7 @@ class Gate:
             self._is_closed, self._is_running = True, False
             self._at = boundary
             self._arrivals += 1
-            self._changed.notify_all()
+            self._tell()
             while self._is_closed and not self._is_running and not self._ended:
                 self._changed.wait(_PIECE_S)
                 self._changed.release()
@@ -265,17 +311,36 @@ class Gate:
                 finally:
                     self._changed.acquire()
             self._at = None
+            self._tell()
+
+    def move(self, boundary: Boundary | None) -> None:
+        """Stand at another struct than the one that arrived: a replay has jumped.
+
+        Called on the engine thread while it stands; elsewhere nothing happens.
+        """
+        with self._changed:
+            if self._at is not None:
+                self._at = boundary
+                self._tell()
 
     def wake(self) -> None:
         """Look again: the engine became idle, or something waits to pass."""
         with self._changed:
+            if self._is_running and self._at is None and self._is_idle():
+                # What it was told to run to did not come; the next request stops at once.
+                self._is_running = False
             self._changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
         """The engine closes or has died: nothing stops any more, nobody waits any more."""
         with self._changed:
             self._ended = error or True
-            self._changed.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for listener in self._watchers:
+            listener()
 
     def _stops(self, boundary: Boundary, hit: bool) -> bool:
         if hit or (self._is_closed and not self._is_running):
@@ -289,7 +354,7 @@ class Gate:
             self._closed_by = threading.get_ident()
         self._is_closed, self._is_running, self._running_to = True, is_running, kind
         self._tap.arm_gate(True)
-        self._changed.notify_all()
+        self._tell()
 
     def _nothing(self, kind: type[Boundary] | None) -> Exception:
         if self._ended:
@@ -305,6 +370,7 @@ class Gate:
         with self._changed:
             self._breakpoints = tuple(b for b in self._breakpoints if b is not made)
             self._tap.arm_gate(self._is_closed or bool(self._breakpoints))
+            self._tell()
 
 
 # Waits are cut into pieces so that Ctrl-C gets through on every platform.

@@ -1,4 +1,4 @@
-"""What lmscope is in a notebook: `watch`, and the %lmscope magic."""
+"""What lmscope is in a notebook: `watch`, `debug`, and the %lmscope magic."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from IPython import get_ipython
 from lmscope_widgets.base import LiveView
 from lmscope_widgets.dashboard import Dashboard
 
+from lmscope.debugger import Debugger, gate_of
 from lmscope.tap import Source
 
-__all__ = ["load_ipython_extension", "unload_ipython_extension", "watch"]
+__all__ = ["debug", "load_ipython_extension", "unload_ipython_extension", "watch"]
 
 
 def watch(
@@ -20,7 +21,7 @@ def watch(
 ) -> Dashboard:
     """Show a running engine: its blocks, its requests, its counts.
 
-    source    an LLM or another source of the stream
+    source    an LLM, a replay or another source of the stream
     views     names of the views to show; None: all of them
     rate_hz   pictures a second, above 0 and at most 20
 
@@ -34,6 +35,24 @@ def watch(
     if shell is not None:
         _Shown.of(shell).show(view, shell)
     return view
+
+
+def debug(
+    source: Source, *, views: str | Sequence[str] | None = None, rate_hz: float = 10
+) -> Debugger:
+    """Close the gate of an engine or a replay, and show it with the buttons of its gate.
+
+    The options are those of `watch`. From here on nothing moves until it is told to: with
+    the buttons, or with the methods of what this returns, which do the same. Outside IPython
+    nothing is displayed and everything else is the same. TypeError for a source that cannot
+    be stopped.
+    """
+    gate = gate_of(source)
+    view = None
+    if get_ipython() is not None:
+        view = watch(source, views=views, rate_hz=rate_hz)
+    gate.pause()
+    return Debugger(source, view)
 
 
 def load_ipython_extension(shell: Any) -> None:

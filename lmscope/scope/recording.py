@@ -230,15 +230,23 @@ class Recording:
                     f"time is {time}; this recording has {self._span()}, counted from its start"
                 )
             return self._views.at(bisect.bisect_right(self._log.times, self.start_time + time))
-        if step is None:
-            return self._views.at(len(self))
+        return self._views.at(len(self) if step is None else self.count_to(step))
+
+    def count_to(self, step: int) -> int:
+        """How many structs there are up to the end of a step; RecordingError as in `at`."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise TypeError(f"step is {step!r}; it takes an integer")
         if step not in self.steps:
             raise RecordingError(
                 f"step is {step}; this recording has the steps {self.steps[0]} to {self.steps[-1]}"
             )
-        return self._views.at(bisect.bisect_right(self._log.steps, step))
+        return bisect.bisect_right(self._log.steps, step)
+
+    def after(self, count: int) -> EngineView:
+        """The engine after the first `count` structs; the view is the caller's."""
+        if not 0 <= count <= len(self):
+            raise RecordingError(f"count is {count}; this recording has {len(self)} structs")
+        return self._views.at(count)
 
     def structs_of(self, step: int) -> list[AnyBoundary]:
         """The structs of one step in order, requests that came in after it included."""

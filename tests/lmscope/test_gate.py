@@ -206,3 +206,66 @@ def test_tokens_are_the_same_with_a_stop_at_every_boundary():
             return [s.wait(DEADLINE_S).token_ids for s in streams], outputs
 
     assert run(stops=True) == run(stops=False)
+
+
+def wait_until(gate, condition):
+    with gate._changed:
+        assert gate._changed.wait_for(condition, DEADLINE_S)
+
+
+def test_a_button_stops_and_steps_without_waiting(llm):
+    gate = llm.gate
+    gate.ask_to_pause()
+    stream = llm.submit("abc", SamplingParams(max_tokens=3))
+    wait_until(gate, lambda: gate.at is not None)
+    assert isinstance(gate.at, EngineCoreRequest)
+
+    gate.ask_to_step()
+    wait_until(gate, lambda: isinstance(gate.at, SchedulerOutput))
+    gate.ask_to_step(RequestOutput)
+    wait_until(gate, lambda: isinstance(gate.at, RequestOutput))
+    gate.resume()
+    assert stream.wait(DEADLINE_S).finished
+
+
+def test_a_button_that_finds_nothing_to_run_says_so_and_leaves_the_gate_closed(llm):
+    with pytest.raises(NothingToRun, match="submit one first"):
+        llm.gate.ask_to_step()
+    with pytest.raises(TypeError, match="is not a boundary struct"):
+        llm.gate.ask_to_step(str)
+    llm.submit("abc", SamplingParams(max_tokens=1))
+    wait_until(llm.gate, lambda: llm.gate.at is not None)
+    assert isinstance(llm.gate.at, EngineCoreRequest)
+
+
+def test_a_kind_that_does_not_come_any_more_is_forgotten_with_the_last_request(llm):
+    gate = llm.gate
+    gate.pause()
+    llm.submit("abc", SamplingParams(max_tokens=1))
+    gate.step(RequestOutput)
+    gate.ask_to_step(RequestOutput)
+    wait_until(gate, lambda: gate.at is None and not gate._is_running)
+
+    llm.submit("def", SamplingParams(max_tokens=1))
+    wait_until(gate, lambda: gate.at is not None)
+    assert isinstance(gate.at, EngineCoreRequest)
+
+
+def test_watchers_hear_of_each_stop_and_each_way_on(llm):
+    gate = llm.gate
+    heard = []
+    listener = lambda: heard.append((gate.is_closed, type(gate.at).__name__))  # noqa: E731
+    gate.watch(listener)
+    gate.pause()
+    llm.submit("abc", SamplingParams(max_tokens=1))
+    gate.step()
+    gate.break_when(SchedulerOutput, lambda output: False, name="never").remove()
+    gate.resume()
+    assert (True, "NoneType") in heard
+    assert (True, "EngineCoreRequest") in heard
+    assert heard[-1][0] is False
+    gate.unwatch(listener)
+    gate.unwatch(listener)
+    count = len(heard)
+    gate.pause()
+    assert len(heard) == count

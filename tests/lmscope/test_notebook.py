@@ -53,11 +53,12 @@ def shell(monkeypatch: pytest.MonkeyPatch, engine: LLM) -> Iterator[Any]:
     shell = InteractiveShell.instance()
     monkeypatch.setattr(comm, "create_comm", lambda **options: SilentComm(**options))
     monkeypatch.setattr(shell, "get_parent", Parent(), raising=False)
+    before = set(shell.user_ns)
     shell.user_ns.update(llm=engine, lmscope=lmscope, SamplingParams=SamplingParams)
     yield shell
     notebook.unload_ipython_extension(shell)
-    for name in ("llm", "lmscope", "SamplingParams", "view"):
-        shell.user_ns.pop(name, None)
+    for name in set(shell.user_ns) - before:
+        del shell.user_ns[name]
 
 
 def run(shell: Any, code: str) -> list[dict[str, Any]]:
@@ -163,6 +164,41 @@ def test_the_magic_shows_the_engine_while_it_generates(shell: Any) -> None:
 
     assert [WIDGET in bundle for bundle in shown] == [True, True]
     assert "abca" in shown[1]["text/html"]
+
+
+def test_a_replay_shows_itself_with_a_slider_and_stays_at_its_first_struct(
+    shell: Any, engine: LLM
+) -> None:
+    with lmscope.record(engine) as recording:
+        engine.generate("hello", SamplingParams(max_tokens=5), use_tqdm=False)
+    shell.user_ns["recording"] = recording
+    run(shell, "player = lmscope.replay(recording)")
+    first, *rest = run(shell, "player")
+
+    assert WIDGET in first
+    assert [set(bundle) for bundle in rest] in ([], [{"text/plain"}])
+    player = shell.user_ns["player"]
+    assert (player.position, player.is_playing) == (0, False)
+    (view,) = [entry[2] for entry in notebook._Shown.of(shell)._views]
+    assert set(view.commands) >= {"seek", "back", "speed", "resume", "pause", "step"}
+    assert view.steps == [0, recording.steps[-1]]
+
+    (final,) = run(shell, "player.play().wait(); None")
+    assert "abcab" in final["text/html"]
+
+
+def test_debug_shows_the_engine_and_closes_its_gate(shell: Any, engine: LLM) -> None:
+    shown, *rest = run(shell, "dbg = lmscope.debug(llm)")
+    assert WIDGET in shown
+    assert rest == []
+    dbg = shell.user_ns["dbg"]
+    assert dbg.view.commands == ["pause", "resume", "step", "break", "unbreak"]
+    assert engine.gate.is_closed
+
+    run(shell, "stream = llm.submit('hello', SamplingParams(max_tokens=5)); dbg.step(); None")
+    assert repr(dbg).startswith("<Debugger of scripted: stands at EngineCoreRequest of step 0")
+    run(shell, "dbg.resume(); stream.wait(60); dbg.close()")
+    assert not dbg.view.is_open
 
 
 @pytest.mark.slow

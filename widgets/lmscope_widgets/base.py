@@ -66,6 +66,7 @@ class LiveView(anywidget.AnyWidget):
         pin_comm(self.comm)
         self.on_msg(self._receive)
         self._feed = (pump or default_pump()).attach(source, self, rate_hz)
+        self._controls = self._feed.controls
 
     # -- for the user --------------------------------------------------------------------
 
@@ -150,7 +151,8 @@ class LiveView(anywidget.AnyWidget):
 
     def run_command(self, command: Command) -> None:
         """Do what a button asked for; ValueError for what this view cannot do."""
-        raise ValueError(f"this view has no command {command.op!r}")
+        if not self._controls.run(command):
+            raise ValueError(f"this view has no command {command.op!r}")
 
     def fail(self, error: Exception) -> None:
         """Keep why the feed dropped this view."""

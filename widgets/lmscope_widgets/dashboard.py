@@ -9,8 +9,10 @@ from typing import Any
 
 import traitlets
 
+from lmscope.scope.replay import Replay
 from lmscope.tap import Source
 from lmscope_widgets.base import LiveView, check_rate
+from lmscope_widgets.controls import Controls
 from lmscope_widgets.protocol import Command
 from lmscope_widgets.pump import Pump
 
@@ -36,6 +38,8 @@ class Dashboard(LiveView):
     _css = (_STATIC / "dashboard.css").read_text(encoding="utf-8")
 
     views = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    commands = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    steps = traitlets.List(traitlets.Int()).tag(sync=True)
 
     def __init__(
         self,
@@ -46,7 +50,13 @@ class Dashboard(LiveView):
         pump: Pump | None = None,
         **unknown: Any,
     ) -> None:
-        traits = {"views": _checked_views(views)}
+        traits: dict[str, Any] = {
+            "views": _checked_views(views),
+            "commands": list(Controls(source).operations),
+        }
+        if isinstance(source, Replay):
+            # The first and the last that `seek` takes.
+            traits["steps"] = [source.recording.steps[0], source.recording.steps[-1]]
         super().__init__(source, rate_hz=rate_hz, pump=pump, traits=traits, **unknown)
 
     def run_command(self, command: Command) -> None:

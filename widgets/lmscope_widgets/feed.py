@@ -24,11 +24,12 @@ import numpy as np
 
 from lmscope.boundary import Boundary, SchedulerOutput
 from lmscope.errors import LmscopeError
-from lmscope.gate import Gate
 from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.run_log import LOG_NAMES
 from lmscope.scope.text_picture import text_picture
 from lmscope.scope.view import EngineView
 from lmscope.tap import Source, Subscription
+from lmscope_widgets.controls import Controls
 from lmscope_widgets.link import Link, Send
 from lmscope_widgets.protocol import Ack, Command, Message, Ready, Resync, reply
 from lmscope_widgets.step_log import StepBar, StepLog
@@ -87,9 +88,10 @@ class _Page:
 class Feed:
     """The stream of one source, folded once for all views of it.
 
-    pump    serves it; `pump.attach` makes feeds as they are needed
-    tap     the source's tap
-    view    the engine as far as the stream has been folded; read it under `lock`
+    pump       serves it; `pump.attach` makes feeds as they are needed
+    tap        the source's tap
+    controls   what the source can be told to do
+    view       the engine as far as the stream has been folded; read it under `lock`
     """
 
     def __init__(self, source: Source, pump: Pump) -> None:
@@ -97,8 +99,9 @@ class Feed:
         self.lock = threading.RLock()
         self.is_dead = False
         self._pump = pump
-        gate = getattr(source, "gate", None)
-        self._gate = gate if isinstance(gate, Gate) else None
+        self.controls = Controls(source)
+        self._gate = self.controls.gate
+        self._replay = self.controls.replay
         self._pages: tuple[_Page, ...] = ()
         self._has_overflowed = False
         self._is_asleep = False
@@ -111,7 +114,9 @@ class Feed:
         # the step that is running, or the last one
         self._bar: StepBar | None
         self._follow()
-        self._phase = self.phase
+        self._looks = self._look()
+        if self._gate is not None:
+            self._gate.watch(self._on_gate)
         self._pump.add(self)
 
     @property
@@ -190,6 +195,8 @@ class Feed:
             self._pages = ()
             self._subscription.close()
             self._queue.clear()
+            if self._gate is not None:
+                self._gate.unwatch(self._on_gate)
         self._pump.remove(self)
 
     @property
@@ -198,7 +205,9 @@ class Feed:
         gate = self._gate
         if self.is_dead or (self._has_work and gate is not None and gate.has_ended):
             return "dead"
-        if gate is not None and gate.at is not None:
+        if self._replay is not None:
+            return "replay" if self._replay.is_playing else "paused"
+        if gate is not None and gate.is_closed and (gate.at is not None or not self._has_work):
             return "paused"
         if self._has_work:
             return "live"
@@ -209,6 +218,8 @@ class Feed:
         """Whether nothing is left to run, with all that has come folded in."""
         with self.lock:
             self._fold()
+            if self._replay is not None:
+                return not self._replay.is_playing
             return not self._has_work or self.phase == "dead"
 
     def fold(self) -> None:
@@ -238,7 +249,12 @@ class Feed:
 
     # -- on the engine thread ----------------------------------------------------------
 
-    def _listen(self, queue: deque[Boundary], boundary: Boundary) -> None:
+    def _on_gate(self) -> None:
+        """The gate stopped the engine, or let it go; called under the gate's lock."""
+        self._is_asleep = False
+        self._pump.wake.set()
+
+    def _listen(self, queue: deque[Boundary | EngineView], boundary: Boundary | EngineView) -> None:
         if len(queue) >= _MOST_QUEUED:
             self._has_overflowed = True
             return
@@ -264,10 +280,10 @@ class Feed:
             if self._has_overflowed:
                 self._start_anew()
             has_folded = self._fold()
-            phase = self.phase
-            if phase != self._phase:
+            looks = self._look()
+            if looks != self._looks:
                 # The gate, or the end of the engine, changes it without a struct.
-                self._phase = phase
+                self._looks = looks
                 self._version += 1
             for page in self._pages:
                 self._serve(page, now)
@@ -288,7 +304,7 @@ class Feed:
             return 0.0
         # An engine that dies in the middle of a step tells nobody, so it is looked at even
         # when nothing comes; what does come wakes the pump before that.
-        return _FOLD_INTERVAL_S if phase == "live" else None
+        return _FOLD_INTERVAL_S if looks[0] == "live" else None
 
     def _serve(self, page: _Page, now: float) -> None:
         view = page.view()
@@ -307,8 +323,9 @@ class Feed:
             view.fail(error)
 
     def _hear(self, page: _Page, view: FrameView, now: float) -> None:
-        while page.inbox:
-            message = page.inbox.popleft()
+        messages = [page.inbox.popleft() for _ in range(len(page.inbox))]
+        seeks = [m for m in messages if isinstance(m, Command) and m.op == "seek"]
+        for message in messages:
             if isinstance(message, (Ready, Resync)):
                 page.link.hear_ready(now)
             elif isinstance(message, Ack):
@@ -317,7 +334,9 @@ class Feed:
             else:
                 error = ""
                 try:
-                    view.run_command(message)
+                    # A slider that moves on wants its last place, not all on the way there.
+                    if message not in seeks[:-1]:
+                        view.run_command(message)
                 except ValueError as refused:
                     error = str(refused)
                 view.send_frame(reply(message, error), [])
@@ -329,10 +348,18 @@ class Feed:
         encoder = page.encoder
         frame = encoder.full(self.phase) if kind is Send.FULL else encoder.delta(self.phase)
         message, buffers = frame.to_message()
+        message["breaks"] = self.controls.breakpoints
+        if self._replay is not None:
+            message["speed"] = self._replay.speed
         if self._note and not message.get("note"):
             message["note"] = self._note
         view.send_frame(message, buffers)
         page.link.sent(kind, message["seq"], self._version, now)
+
+    def _look(self) -> tuple[str, list[list[Any]], float | None]:
+        """What a page shows that no struct tells."""
+        speed = None if self._replay is None else self._replay.speed
+        return self.phase, self.controls.breakpoints, speed
 
     def _quiet_since(self) -> float | None:
         return None if self._has_work else self._folded_at
@@ -351,44 +378,62 @@ class Feed:
             self._folded_at = self._pump.clock()
         return count > 0
 
-    def _apply(self, boundary: Boundary) -> None:
+    def _apply(self, boundary: Boundary | EngineView) -> None:
+        if isinstance(boundary, EngineView):
+            self._jump(boundary)
+            return
         if not isinstance(boundary, SchedulerOutput):
             self.view.apply(boundary)
             return
         if self._bar is not None:
             self._log.put(self._bar)
         self.view.apply(boundary)
-        counts = self.view.this_step
-        self._bar = StepBar(
-            step=self.view.step,
-            decode=counts.decode,
-            prefill=counts.prefill,
-            recompute=counts.recomputed,
-            cached=counts.cached,
-            evicted=len(self.view.evicted),
-            preempted=counts.preemptions,
-            used=self.view.num_used,
-            kept=self.view.num_kept,
-            waiting=self.view.num_waiting,
-        )
+        self._bar = _bar(self.view)
+
+    def _jump(self, view: EngineView) -> None:
+        """A replay stands at another place: its pages begin anew from there."""
+        self.view = view
+        self._read_log()
+        self._begin_epoch()
+
+    def _read_log(self) -> None:
+        """The bars of the steps that the view has behind it."""
+        self._log = StepLog()
+        for record in self.view.log.records:
+            counts = dict(zip(LOG_NAMES, record.counts, strict=True))
+            names = ("decode", "prefill", "recompute", "cached", "evicted")
+            self._log.put(
+                StepBar(
+                    step=record.first_step,
+                    count=record.step - record.first_step + 1,
+                    preempted=len(record.preempted),
+                    used=counts["used"],
+                    kept=counts["kept"],
+                    waiting=counts["waiting"],
+                    **{name: counts[name] for name in names},
+                )
+            )
+        self._bar = _bar(self.view) if self.view.this_step.step else None
 
     # -- beginning and ending --------------------------------------------------------------
 
     def _follow(self) -> None:
         # Each subscription has a deque of its own: what still arrives for an earlier one
         # must not be folded into this view.
-        self._queue: deque[Boundary] = deque()
-        snapshot, self._subscription = self.tap.follow(partial(self._listen, self._queue))
-        self.view = EngineView(snapshot, keep_finished=_KEEP_FINISHED)
-        self._log = StepLog()
-        self._bar = None
+        self._queue: deque[Boundary | EngineView] = deque()
+        listen = partial(self._listen, self._queue)
+        if self._replay is not None:
+            self.view, self._subscription = self._replay.follow(listen)
+        else:
+            snapshot, self._subscription = self.tap.follow(listen)
+            self.view = EngineView(snapshot, keep_finished=_KEEP_FINISHED)
+        self._read_log()
 
     def _start_anew(self) -> None:
         """The engine was faster than the pump: begin again from a snapshot."""
         skipped_from = self.view.step
         self._subscription.close()
         self._has_overflowed = False
-        self._epoch += 1
         try:
             self._follow()
         except LmscopeError:
@@ -398,6 +443,11 @@ class Feed:
                 f"counts and history begin at step {self.view.step}; the engine was faster "
                 f"than this view, which had come to step {skipped_from}"
             )
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Nothing that pages have is of use any more."""
+        self._epoch += 1
         self._version += 1
         for page in self._pages:
             page.encoder = None
@@ -407,3 +457,20 @@ class Feed:
         self._pages = tuple(other for other in self._pages if other is not page)
         if not self._pages:
             self.close()
+
+
+def _bar(view: EngineView) -> StepBar:
+    """The step that the view shows."""
+    counts = view.this_step
+    return StepBar(
+        step=view.step,
+        decode=counts.decode,
+        prefill=counts.prefill,
+        recompute=counts.recomputed,
+        cached=counts.cached,
+        evicted=len(view.evicted),
+        preempted=counts.preemptions,
+        used=view.num_used,
+        kept=view.num_kept,
+        waiting=view.num_waiting,
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from lmscope import LLM, SamplingParams, record
 from lmscope.boundary import BOUNDARIES, RequestOutput, SchedulerOutput
-from lmscope.errors import EngineClosedError, GateClosedError, NothingToRun
+from lmscope.errors import EngineClosedError, GateClosedError, NothingToRun, RecordingError
 from lmscope.scope.replay import Replay, replay
 from lmscope.scope.view import EngineView, differences
 
@@ -139,3 +139,113 @@ def test_opens_files_and_closes_twice(recording, tmp_path):
     player.close()
     with pytest.raises(EngineClosedError):
         player.tap.follow(print)
+
+
+def test_jumps_to_the_end_of_a_step_and_plays_on_from_there(recording, player):
+    seen = listen(player)
+    assert player.seek(4) is player
+    assert player.step == 4
+    assert seen == []
+    assert not player.is_playing
+
+    player.play().wait(DEADLINE_S)
+
+    assert seen == [boundary for boundary in recording.boundaries if boundary.step > 4]
+    assert player.is_at_end
+    player.seek(2)
+    assert (player.step, player.is_playing, len(seen)) == (2, False, len(seen))
+
+
+def test_a_jump_moves_the_struct_under_the_cursor(recording, player):
+    structs = list(recording.boundaries)
+    player.gate.step()
+    player.seek(4)
+    count = recording.count_to(4)
+    assert player.gate.at == structs[count - 1]
+    assert player.position == count
+
+    assert player.gate.step() == structs[count]
+    player.back()
+    assert player.gate.at == structs[count - 1]
+    player.back()
+    assert player.gate.at == structs[count - 2]
+    assert player.gate.step() == structs[count - 1]
+
+
+def test_jumping_back_to_the_start_begins_anew(recording, player):
+    structs = list(recording.boundaries)
+    for _ in range(3):
+        player.gate.step()
+    player.seek(recording.steps[0])
+    while player.position:
+        player.back()
+    assert player.gate.at is None
+    player.back()
+    assert player.gate.step() == structs[0]
+
+
+def test_a_follower_gets_the_whole_view_and_a_new_one_at_each_jump(recording, player):
+    for _ in range(7):
+        player.gate.step()
+    got = []
+    view, subscription = player.follow(got.append)
+    assert differences(view, recording.after(7).snapshot()) == []
+
+    player.gate.step()
+    player.seek(5)
+    player.gate.step()
+    subscription.close()
+    player.seek(6)
+
+    count = recording.count_to(5)
+    assert [type(item) for item in got] == [
+        type(recording.boundaries[7]),
+        EngineView,
+        type(recording.boundaries[count]),
+    ]
+    assert differences(got[1], recording.at(5).snapshot()) == []
+    assert got[1].requests.keys() == recording.at(5).requests.keys()
+
+
+def test_a_step_that_was_not_recorded_is_refused_before_anything_moves(recording, player):
+    player.gate.step()
+    at = player.gate.at
+    for ask in (player.seek, player.ask_to_seek):
+        with pytest.raises(RecordingError, match="step is 9999; this recording has the steps 0"):
+            ask(9999)
+        with pytest.raises(TypeError, match="takes an integer"):
+            ask("3")
+    assert player.gate.at is at
+
+
+def test_a_wait_for_the_next_struct_ends_when_told_otherwise(recording, player):
+    """At this speed the whole recording would take days."""
+    player.play(speed=1e-9)
+    player.seek(recording.steps[-1] - 1)
+    assert player.step == recording.steps[-1] - 1
+    player.speed = None
+    assert player.wait(DEADLINE_S).is_at_end
+
+    player.seek(2)
+    player.play(speed=1e-9)
+    assert player.is_playing
+    assert player.gate.pause() is not None
+    assert not player.is_playing
+
+
+@pytest.mark.parametrize("speed", [0, -1, float("nan")])
+def test_a_speed_that_does_not_move_is_refused(player, speed):
+    with pytest.raises(ValueError, match="must be above 0"):
+        player.speed = speed
+    assert player.speed is None
+
+
+def test_the_cursor_can_be_moved_after_the_end_and_by_those_who_do_not_wait(recording, player):
+    player.play().wait(DEADLINE_S)
+    player.ask_to_seek(3)
+    player.ask_to_step_back()
+    player.follow(lambda item: None)[1].close()  # behind what was asked for
+    assert player.position == recording.count_to(3) - 1
+    player.close()
+    with pytest.raises(EngineClosedError):
+        player.seek(3)
