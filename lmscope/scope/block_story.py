@@ -7,7 +7,6 @@ is data; printed it is two or three sentences, in a notebook a table.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -26,7 +25,7 @@ from lmscope.scope.history import History
 from lmscope.scope.plain_table import plain_table
 from lmscope.scope.pool_view import FreeQueue
 from lmscope.scope.view import EngineView
-from lmscope.scope.visible import visible
+from lmscope.scope.visible import quoted
 
 __all__ = ["BlockMoment", "BlockStory", "block_story"]
 
@@ -120,7 +119,8 @@ class BlockStory(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         state = f"in use by {holders}" if self.owners else "free, content kept"
         if self.block_hash is None:
             return state
-        text = f" {_quoted(self.text)}" if self.text else ""
+        short = self.text if len(self.text) <= _MOST_TEXT else self.text[:_MOST_TEXT] + "…"
+        text = f" {quoted(short)}" if self.text else ""
         return f"{state}; {self.stored_by} filled it in step {self.stored_step}{text}"
 
     def _queue(self) -> str:
@@ -176,7 +176,7 @@ def block_story(history: History, view: EngineView, block_id: int, start_time: f
         queue_place=place,
         num_free=len(view.free_queue),
         allocations_to_eviction=place if block.state == "kept" else None,
-        since_step=history.since_step + 1 if history.since_step else 0,
+        since_step=history.since_step,
         history=tuple(_moments(history, block_id, start_time)),
     )
 
@@ -224,11 +224,6 @@ def _loss(event: BlockAllocated | BlockRemoved | AllBlocksCleared) -> tuple[str,
     # Our engine tells of the loss before it hands the block out; not every source does.
     taker = event.request_id if isinstance(event, BlockAllocated) else event.for_request_id
     return ("dropped", None) if taker is None else ("evicted", taker)
-
-
-def _quoted(text: str) -> str:
-    short = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "…"
-    return json.dumps(visible(short), ensure_ascii=False)
 
 
 def _times(count: int) -> str:

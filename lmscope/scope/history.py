@@ -45,13 +45,13 @@ class History:
     content      what blocks carried
     prompts      the prompts of all requests that were admitted, with the output of those
                  that have ended
-    since_step   before this step nothing is known; 0 is the engine's beginning
+    since_step   the first step of a recording that began late; 0 when it has all
     """
 
     def __init__(self, snapshot: EngineSnapshot, log: RecordLog) -> None:
         self.snapshot = snapshot
         self.info = snapshot.info
-        self.since_step = snapshot.step
+        self.since_step = snapshot.step + 1 if snapshot.step else 0
         self.lives: dict[str, list[Life]] = {}
         self.content = ContentHistory(snapshot.info.block_size)
         self.prompts: PromptTree[Life] = PromptTree()

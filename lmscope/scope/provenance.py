@@ -163,7 +163,7 @@ def provenance_of(history: History, request_id: str) -> Provenance:
         request_id,
         life.record.num_prompt_tokens,
         tuple(_admission(history, life, seating) for seating in life.seatings),
-        since_step=history.since_step + 1 if life.was_admitted else 0,
+        since_step=history.since_step if life.was_admitted else 0,
     )
 
 
@@ -217,12 +217,11 @@ def _miss(history: History, life: Life, seating: Seating) -> PrefixMiss:
     sure = _sure_miss(history, life, seating.num_tokens, position)
     if sure is not None:
         return sure
-    since_step = history.since_step + 1 if history.since_step else 0
     if seating.step is None:
-        return PrefixMiss(Miss.UNKNOWN, position, since_step=since_step)
+        return PrefixMiss(Miss.UNKNOWN, position, since_step=history.since_step)
     index = position // history.info.block_size
-    content = history.content
-    copies = [copy for copy in content.copies(life, index) if copy.stored_at < seating.at]
+    copies = history.content.copies(life, index)
+    copies = [copy for copy in copies if copy.stored_at < seating.at]
     there = next((copy for copy in copies if copy.is_there(seating.at)), None)
     if there is not None:
         return _of_copy(Miss.TAIL_RECOMPUTE, position, there)
@@ -230,6 +229,12 @@ def _miss(history: History, life: Life, seating: Seating) -> PrefixMiss:
         last = _lost_last(copies)
         code = Miss.CLEARED if last.how == "cleared" else Miss.EVICTED
         return _of_copy(code, position, last, seating.at)
+    return _first_of_its_kind(history, life, seating, position)
+
+
+def _first_of_its_kind(history: History, life: Life, seating: Seating, position: int) -> PrefixMiss:
+    """A miss of content that no block is known to have carried before."""
+    content, since_step = history.content, history.since_step
     end = position + history.info.block_size
     # The last block was not looked up, so what lies there may be it.
     is_tail = end == seating.num_tokens
@@ -241,7 +246,7 @@ def _miss(history: History, life: Life, seating: Seating) -> PrefixMiss:
     if perhaps:
         unsure = _of_copy(Miss.UNKNOWN, position, _lost_last(perhaps), seating.at)
         return msgspec.structs.replace(unsure, since_step=since_step)
-    others = content.copies_under_other_salts(life, index)
+    others = content.copies_under_other_salts(life, position // history.info.block_size)
     others = [copy for copy in others if copy.stored_at < seating.at]
     if others:
         there = next((copy for copy in others if copy.is_there(seating.at)), None)
@@ -331,7 +336,7 @@ def _sources(admission: Admission) -> str:
 
 
 def _listed(items: Sequence[object], most: int) -> str:
-    """ "1, 2 and 3", or "1, 2, 3 and 4 more"."""
+    """The items in one phrase; beyond `most` of them how many more there are."""
     *front, last = [str(item) for item in items]
     if len(items) > most:
         front, last = front[:most], f"{len(items) - most} more"

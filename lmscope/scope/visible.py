@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 import unicodedata
 
-__all__ = ["escape", "visible"]
+__all__ = ["escape", "quoted", "visible"]
 
 # Letters by their class, but nothing is drawn for them.
 _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
@@ -20,6 +21,11 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_visible, text))
+
+
+def quoted(text: str) -> str:
+    """Text in double quotes on one line, as a sentence shows it."""
+    return json.dumps(visible(text), ensure_ascii=False)
 
 
 def escape(text: str) -> str:

@@ -10,7 +10,7 @@ import json
 
 from lmscope.boundary import EngineInfo
 from lmscope.decisions import Behind, Code, Decision, Miss, Outcome, PrefixMiss, PromptMatch
-from lmscope.scope.visible import visible
+from lmscope.scope.visible import quoted
 
 __all__ = ["NOT_DECIDED", "ending", "missed", "sentence"]
 
@@ -130,7 +130,7 @@ def _parting(match: PromptMatch | None) -> str:
 def _token(token_id: int, text: str) -> str:
     if not text:  # a part of a character, or nobody told
         return f"token {token_id}"
-    return json.dumps(visible(text), ensure_ascii=False)
+    return quoted(text)
 
 
 def _scheduled(decision: Decision, num_computed_tokens: int | None) -> str:
