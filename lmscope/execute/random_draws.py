@@ -16,6 +16,11 @@ that wraps:
 The token drawn is the one with the largest logit + noise, which has the probabilities of
 softmax(logits). Small q decide, so u is fine near 0 (steps of 2**-31) and log(1 - u) must
 be computed without losing them: log1p here.
+
+Whether a draft stays is decided by one more number of its position, which has nothing to
+do with the noise of the tokens there:
+
+    uniform   float64, (mix64(key) >> 12) * 2**-52 + 2**-53
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["derived_seed", "draw_tokens", "gumbel_noise", "row_keys"]
+__all__ = ["derived_seed", "draw_tokens", "gumbel_noise", "row_keys", "uniform_draws"]
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -83,6 +88,17 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     # -u in float32; rounding would take the largest to -1, whose logarithm is -inf.
     minus_u = bits.to(torch.float32).mul_(-(2.0**-31)).sub_(2.0**-32).clamp_(min=2.0**-24 - 1.0)
     return minus_u.log1p_().neg_().log_().neg_()
+
+
+def uniform_draws(
+    seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu"
+) -> Tensor:
+    """A number for each row, above 0 and below 1: [R] float64."""
+    numbers = [
+        (_mix_64(_split_mix(seed, position)) >> 12) * 2.0**-52 + 2.0**-53
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
 def _token_bits(keys: Tensor, token_ids: Tensor) -> Tensor:

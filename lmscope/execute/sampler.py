@@ -28,7 +28,14 @@ from lmscope.execute.random_draws import draw_tokens
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.execute.token_logprobs import gather_logprobs, prompt_logprobs
 
-__all__ = ["LogprobsMode", "Sampler", "SamplerOutput", "SamplingRow", "prompt_logprobs"]
+__all__ = [
+    "LogprobsMode",
+    "Sampler",
+    "SamplerOutput",
+    "SamplingRow",
+    "errors_of",
+    "prompt_logprobs",
+]
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -73,13 +80,10 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self.vocab_size)
         batch = self._batch_of(rows, logits.device)
-        due = [(row, adjustment) for row, adjustment in batch.adjustments if adjustment.is_due()]
-        if not (due or batch.random_rows or batch.rows_by_num_logprobs):
+        if batch.is_plain():
             return _output(*logits.max(dim=-1), logprobs=[None] * len(rows))
 
-        adjusted = logits.to(torch.float32, copy=bool(due))
-        for row, adjustment in due:
-            adjustment.apply(adjusted[row])
+        adjusted = batch.adjust(logits)
         if batch.random_rows:
             processed = batch.process(adjusted)
             best, token_ids = batch.choose(adjusted, processed)
@@ -88,6 +92,19 @@ class Sampler:
             best, token_ids = adjusted.max(dim=-1)
         logprobs = self._logprobs(batch, logits, adjusted, processed, token_ids)
         return _output(best, token_ids, logprobs)
+
+    @torch.inference_mode()
+    def process(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """What `sample` draws from, or for a greedy row takes the largest of: [R, V] float32.
+
+        It may be the logits themselves, so the caller must not change it.
+        """
+        assert logits.shape == (len(rows), self.vocab_size)
+        batch = self._batch_of(rows, logits.device)
+        adjusted = batch.adjust(logits)
+        if not batch.random_rows:
+            return adjusted
+        return batch.drawn_from(adjusted, batch.process(adjusted))
 
     def _batch_of(self, rows: Sequence[SamplingRow], device: torch.device) -> _Batch:
         """What is known of these rows, from the step before while they are the same."""
@@ -180,6 +197,19 @@ class _Batch:
                 indices = None if len(chosen) == len(params) else chosen
                 self._filters.append(_Filter(function, indices, column))
 
+    def is_plain(self) -> bool:
+        """Whether the largest logits are all that is asked for in this step."""
+        is_due = any(adjustment.is_due() for _, adjustment in self.adjustments)
+        return not (is_due or self.random_rows or self.rows_by_num_logprobs)
+
+    def adjust(self, logits: Tensor) -> Tensor:
+        """[R, V] float32; `logits` is not changed, but may be what is returned."""
+        due = [(row, adjustment) for row, adjustment in self.adjustments if adjustment.is_due()]
+        adjusted = logits.to(torch.float32, copy=bool(due))
+        for row, adjustment in due:
+            adjustment.apply(adjusted[row])
+        return adjusted
+
     def process(self, adjusted: Tensor) -> Tensor:
         """What the random rows draw from: [len(random_rows), V]; `adjusted` is not changed."""
         logits = adjusted[self.random_rows] if self.greedy_rows else adjusted
@@ -218,8 +248,9 @@ class _Batch:
         return both
 
 
-def _output(best: Tensor, token_ids: Tensor, logprobs: list[LogprobsLists | None]) -> SamplerOutput:
-    # The largest is -inf when no token is left, and NaN when any logit is one.
+def errors_of(best: Tensor) -> dict[int, str]:
+    """By row, why no token can be had from it; `best` is the largest score of each, [R]."""
+    # It is -inf when no token is left, and NaN when any logit is one.
     errors = {}
     if not bool((best > -math.inf).all()):
         for row, value in enumerate(best.tolist()):
@@ -230,4 +261,8 @@ def _output(best: Tensor, token_ids: Tensor, logprobs: list[LogprobsLists | None
                     "every token is barred: allowed_token_ids, bad_words, min_tokens and a "
                     "grammar together leave none"
                 )
-    return SamplerOutput(token_ids.tolist(), logprobs, errors)
+    return errors
+
+
+def _output(best: Tensor, token_ids: Tensor, logprobs: list[LogprobsLists | None]) -> SamplerOutput:
+    return SamplerOutput(token_ids.tolist(), logprobs, errors_of(best))

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from lmscope.execute.random_draws import derived_seed, draw_tokens, gumbel_noise, row_keys
+from lmscope.execute import random_draws
+from lmscope.execute.random_draws import (
+    derived_seed,
+    draw_tokens,
+    gumbel_noise,
+    row_keys,
+    uniform_draws,
+)
 
 WORD = 0xFFFFFFFF
 
@@ -140,11 +147,48 @@ def test_a_row_draws_the_same_alone_and_anywhere_in_a_batch(vocab_size: int):
         assert torch.equal(alone_best, best[i : i + 1])
 
 
+@pytest.mark.parametrize("seed", [0, 7, -5, 2**64 - 2])
+def test_uniform_numbers_are_the_documented_function_of_seed_and_position(seed: int):
+    numbers = uniform_draws([seed] * 3, [0, 1, 5000])
+
+    keys = [key_by_hand(seed, position) for position in (0, 1, 5000)]
+    wanted = [(mix_64(low | high << 32) >> 12) * 2.0**-52 + 2.0**-53 for low, high in keys]
+    assert numbers.dtype == torch.float64
+    assert numbers.tolist() == wanted
+
+
+def test_uniform_numbers_are_spread_evenly_and_depend_on_nothing_near():
+    by_seed = uniform_draws(range(20_000), [3] * 20_000)
+    by_position = uniform_draws([5] * 20_000, range(20_000))
+    noise = gumbel_noise(row_keys(range(20_000), [3] * 20_000), torch.tensor([0, 1, 77]))
+
+    for numbers in (by_seed, by_position):
+        counts = torch.histc(numbers, bins=50, min=0.0, max=1.0)
+        # 85.4 is exceeded once in a thousand times with 49 degrees of freedom.
+        assert ((counts - 400) ** 2 / 400).sum() < 85.4
+        centred = (numbers - 0.5) * math.sqrt(12)
+        assert abs((centred[1:] * centred[:-1]).mean()) * math.sqrt(20_000) < 4
+    centred = (by_seed - 0.5) * math.sqrt(12)
+    for column in noise.double().T:
+        unit = (column - np.euler_gamma) / (math.pi / math.sqrt(6))
+        assert abs((centred * unit).mean()) * math.sqrt(20_000) < 4
+
+
+@pytest.mark.parametrize(("mixed", "expected"), [(0, 2.0**-53), (2**64 - 1, 1 - 2.0**-53)])
+def test_uniform_numbers_are_never_0_or_1(
+    mixed: int, expected: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(random_draws, "_mix_64", lambda x: mixed)
+
+    assert uniform_draws([0], [0]).item() == expected
+
+
 def test_p9_no_global_random_state_is_touched():
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
 
     derived_seed(0, 3)
     draw_tokens(torch.zeros(3, 100), [1, 2, 3], [0, 1, 2])
+    uniform_draws([1, 2, 3], [0, 1, 2])
 
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]
