@@ -50,6 +50,7 @@ from lmscope.tap import Source, Subscription, Tap
 if TYPE_CHECKING:
     from lmscope.scope.block_story import BlockStory
     from lmscope.scope.history import History
+    from lmscope.scope.plots import Plots
     from lmscope.scope.provenance import Provenance
     from lmscope.scope.questions import Why
 
@@ -297,6 +298,13 @@ class Recording:
         """The recording as pandas data frames: .steps .requests .blocks .tokens .decisions"""
         return self._frames
 
+    @property
+    def plot(self) -> Plots:
+        """plotly figures of the run: .timeline() .latency() .blocks_over_time() .hit_rate()"""
+        from lmscope.scope.plots import Plots
+
+        return Plots(self)
+
     # -- keeping and sharing -----------------------------------------------------
 
     def save(self, path: str | Path) -> None:
@@ -311,6 +319,15 @@ class Recording:
         from lmscope.scope.html import write_html
 
         write_html(self, path)
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Write a trace that the Perfetto UI opens: requests, steps, and counters.
+
+        It holds ids and counts, and no text.
+        """
+        from lmscope.scope.perfetto import write_perfetto
+
+        write_perfetto(self, path)
 
     def redact(self) -> Recording:
         """A copy that can be shown to others: without text, and with other numbers for tokens.
