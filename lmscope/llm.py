@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from lmscope.frontend.output_processor import OutputProcessor, aborted_output
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.gate import Gate
+from lmscope.progress import generate_bar
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.questions import Why, why_now
 from lmscope.tap import Tap
@@ -345,7 +345,7 @@ class LLM:
             )
         streams = self._submit_all(prompts, params, priorities, [None] * len(prompts), is_chat)
         try:
-            with _progress(streams, use_tqdm) as update:
+            with generate_bar(streams, use_tqdm) as update:
                 for stream in streams:
                     while not stream.finished:
                         try:
@@ -660,28 +660,3 @@ def _per_prompt(name: str, given: Any, count: int) -> list[Any]:
             f"{name} has {len(given)} entries for {count} prompts; give one, or one for each"
         )
     return list(given)
-
-
-@contextmanager
-def _progress(streams: Sequence[Stream], use_tqdm: bool) -> Iterator[Callable[[], None]]:
-    """A bar over finished requests with tokens per second; silent when switched off."""
-    if not use_tqdm or not streams:
-        yield lambda: None
-        return
-    from tqdm.auto import tqdm
-
-    start = last = time.monotonic()
-    with tqdm(total=len(streams), desc="Processed prompts", unit="prompt") as bar:
-
-        def update() -> None:
-            nonlocal last
-            finished = sum(stream.finished for stream in streams)
-            num_tokens = sum(len(stream.token_ids) for stream in streams)
-            rate = num_tokens / max(time.monotonic() - start, 1e-9)
-            bar.set_postfix_str(f"{num_tokens} tokens, {rate:.1f} tokens/s", refresh=False)
-            bar.update(finished - bar.n)
-            if time.monotonic() - last > 0.5:
-                last = time.monotonic()
-                bar.refresh()
-
-        yield update

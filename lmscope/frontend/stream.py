@@ -50,13 +50,14 @@ class Stream:
         self._changed = threading.Condition()
         # This request's steps, as they crossed the tap. Only ever appended to.
         self._deltas: list[RequestOutput] = []
+        self._num_tokens = 0
         self._finished = False
         self._error: BaseException | None = None
         self._wakers: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         state = "failed" if self._error else "finished" if self.finished else "running"
-        return f"<Stream {self.request_id}: {state}, {len(self.token_ids)} tokens>"
+        return f"<Stream {self.request_id}: {state}, {self.num_tokens} tokens>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Stream belongs to a running engine and cannot be pickled or copied")
@@ -76,6 +77,11 @@ class Stream:
     def token_ids(self) -> tuple[int, ...]:
         """The tokens so far, a stop token included."""
         return tuple(token_id for d in self._deltas for token_id in d.outputs[0].token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many `token_ids` there are; costs nothing."""
+        return self._num_tokens
 
     @property
     def output(self) -> RequestOutput:
@@ -162,6 +168,7 @@ class Stream:
         """Take in one step. Called on the engine thread."""
         with self._changed:
             self._deltas.append(delta)
+            self._num_tokens += len(delta.outputs[0].token_ids)
             self._finished = delta.finished
             self._wake()
 
