@@ -4,10 +4,23 @@
  * waiting; only a long silence is told.
  */
 import { h, icon, listen, setAttribute } from "./core/dom.js";
+import { KINDS } from "./debugger.js";
 import { ICONS } from "./icons.js";
+
+/** @typedef {import("./core/picture.js").Picture} Picture */
+/** @typedef {import("./core/keys.js").Action} Action */
+/** @typedef {import("./actions.js").Actions} Actions */
+
+/**
+ * Moves through what has been, in the page alone.
+ * @typedef {object} Look
+ * @property {() => boolean} isBack
+ * @property {(action: Action) => boolean} perform  false when there is nothing there
+ */
 
 const SILENCE_MS = 500;
 export const BUSY = "cell is running: use Interrupt";
+const MOVES = new Set(["back", "forward", "first", "last", "event", "event_back"]);
 
 /**
  * @param {(message: {k: "command", id: number, op: string, arg: unknown}) => void} send
@@ -55,72 +68,132 @@ export function createCommands(send, say) {
 }
 
 /**
- * The buttons of a live view, for the operations that Python says it takes.
- * @param {HTMLElement} root
- * @param {(op: string) => void} act
+ * What can be done with a live view, for the operations that Python says it takes: with the
+ * engine itself, with a replay, or by looking back at what has been.
+ * @param {object} given
+ * @param {(op: string, arg?: unknown) => void} given.act
+ * @param {() => Picture} given.picture
+ * @param {Look} given.look
+ * @param {() => void} given.changed  something shows its effect before Python has answered
  */
-export function createLiveControls(root, act) {
-  /** @type {(() => void)[]} */
-  const cleanups = [];
+export function createLiveActions({ act, picture, look, changed }) {
   let operations = new Set();
   let isPaused = false;
-  /**
-   * @param {() => void} click
-   */
-  const button = (click) => {
-    const element = h("button", { type: "button", class: "lms-button", hidden: true });
-    listen(cleanups, element, "click", click);
-    root.append(element);
-    return element;
-  };
-  const pause = button(() => perform("play"));
-  const step = button(() => perform("forward"));
-  label(step, "Step", "→", ICONS.forward);
 
   /**
-   * @param {HTMLElement} element
-   * @param {string} words
-   * @param {string} key
-   * @param {string} path
+   * @param {string} op
+   * @param {unknown} [argument]
    */
-  function label(element, words, key, path) {
-    setAttribute(element, "aria-label", words);
-    element.title = `${words}  [${key}]`;
-    element.replaceChildren(icon(path));
-  }
-
-  /**
-   * @param {string} action
-   * @returns {boolean}
-   */
-  function perform(action) {
-    const op =
-      action === "play" ? (isPaused ? "resume" : "pause") : action === "forward" ? "step" : "";
+  function send(op, argument = null) {
     if (!operations.has(op)) return false;
-    act(op);
-    if (action === "play") show(isPaused ? "live" : "paused");
+    act(op, argument);
     return true;
   }
 
-  /** @param {string} phase */
-  function show(phase) {
-    isPaused = phase === "paused";
-    pause.hidden = !operations.has(isPaused ? "resume" : "pause");
-    step.hidden = !operations.has("step");
-    if (isPaused) label(pause, "Resume", "Space", ICONS.play);
-    else label(pause, "Pause", "Space", ICONS.pause);
+  function play() {
+    if (!send(isPaused ? "resume" : "pause")) return false;
+    isPaused = !isPaused;
+    changed();
+    return true;
   }
 
-  return {
+  /** On to where the next step stands as this one does. */
+  function stepOn() {
+    const { at } = picture();
+    return send("step", KINDS[at > 0 ? at : 1]);
+  }
+
+  function toggleBreak() {
+    const { at, breaks } = picture();
+    const name = KINDS[at];
+    if (name === undefined) return false;
+    return send(breaks.some(([known]) => known === name) ? "unbreak" : "break", name);
+  }
+
+  /** @param {Action} action */
+  function perform(action) {
+    if (action === "play") return play();
+    if (action === "break") return toggleBreak();
+    const isReplay = operations.has("seek");
+    if (MOVES.has(action) && (isReplay || look.isBack() || action !== "forward"))
+      return look.perform(action);
+    if (action === "forward") return stepOn();
+    if (action === "boundary") return look.isBack() ? look.perform("forward") : send("step");
+    if (action === "boundary_back") return send("back") || look.perform("back");
+    return false;
+  }
+
+  /** @type {Actions} */
+  const actions = {
+    get isPaused() {
+      return isPaused;
+    },
+    get isReplay() {
+      return operations.has("seek");
+    },
+    can: (op) => operations.has(op) || op === "back",
     perform,
-    show,
+    stepTo: (kind) => send("step", kind),
+    send,
+  };
+  return {
+    actions,
+    /** @param {string} phase  as Python tells it */
+    show(phase) {
+      isPaused = phase === "paused";
+    },
     /** @param {string[]} names */
     allow(names) {
       operations = new Set(names);
-      show(isPaused ? "paused" : "live");
+    },
+  };
+}
+
+/**
+ * The buttons in the head of a live view.
+ * @param {HTMLElement} root
+ * @param {Actions} actions
+ */
+export function createLiveControls(root, actions) {
+  /** @type {(() => void)[]} */
+  const cleanups = [];
+  const button = (/** @type {Action} */ action) => {
+    const element = h("button", { type: "button", class: "lms-button", hidden: true });
+    listen(cleanups, element, "click", () => actions.perform(action));
+    root.append(element);
+    return element;
+  };
+  const back = button("back");
+  const pause = button("play");
+  const step = button("forward");
+  label(back, "Step back", "←", ICONS.back);
+  label(step, "Step", "→", ICONS.forward);
+
+  return {
+    /** Shows what can be done now. */
+    update() {
+      const { isPaused, isReplay } = actions;
+      const words = isPaused ? (isReplay ? "Play" : "Resume") : "Pause";
+      back.hidden = !isReplay;
+      pause.hidden = !actions.can(isPaused ? "resume" : "pause");
+      step.hidden = !actions.can("step");
+      label(pause, words, "Space", isPaused ? ICONS.play : ICONS.pause);
     },
     destroy() {
       for (const cleanup of cleanups) cleanup();
     },
   };
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {string} words
+ * @param {string} key
+ * @param {string} path
+ */
+function label(element, words, key, path) {
+  if (element.getAttribute("aria-label") === words) return;
+  setAttribute(element, "aria-label", words);
+  element.title = `${words}  [${key}]`;
+  element.replaceChildren(icon(path));
 }

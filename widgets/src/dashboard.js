@@ -1,7 +1,8 @@
 // @ts-check
 /**
- * The whole view: header, steps, blocks, requests and legend, laid out for the room there is.
+ * The whole view: header, panels and legend, laid out for the room there is.
  */
+import { NOTHING } from "./actions.js";
 import { createBanner } from "./banner.js";
 import { createBlockMap } from "./block_map.js";
 import { drawBlockTable, drawNext, summary } from "./block_words.js";
@@ -11,24 +12,27 @@ import { count, plural } from "./core/format.js";
 import { HELP, listenToKeys } from "./core/keys.js";
 import { createLink } from "./core/link.js";
 import { applyTheme, watchTheme } from "./core/theme.js";
+import { createDebugger } from "./debugger.js";
 import { createHeader } from "./header.js";
 import { createLegend } from "./legend.js";
+import { createPanels } from "./panels.js";
 import { createRequests, order, requestSummary } from "./requests.js";
 import { drawStepTable } from "./step_table.js";
-import { createTexts } from "./texts.js";
 import { createTimeline, stepSummary } from "./timeline.js";
+import { createTokens } from "./tokens.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/history.js").History} History */
 /** @typedef {import("./core/palette.js").ThemeName} ThemeName */
 /** @typedef {import("./core/theme.js").Theme} Theme */
-/** @typedef {"wide" | "narrow" | "tiny"} Width */
+/** @typedef {import("./panels.js").Width} Width */
 
 /**
  * @typedef {object} Shown
  * @property {Picture} picture
  * @property {History} history
  * @property {number} cursor  entry of the history
+ * @property {string} [back]  the pill's words while an earlier step is looked at
  */
 
 /**
@@ -36,23 +40,20 @@ import { createTimeline, stepSummary } from "./timeline.js";
  * @property {"auto" | ThemeName} [theme]
  * @property {string} [title]
  * @property {number} [height]     px before it scrolls, 0 for no limit
- * @property {string[]} [views]     "blocks", "requests"; none named: all of them
+ * @property {string[]} [views]     names as in panels.js; none named: all of them
  * @property {boolean} [isLive]
  * @property {(theme: Theme) => void} [onTheme]  told at the start and after each change
  * @property {(entry: number) => void} [onSeek]
- * @property {(action: import("./core/keys.js").Action) => boolean} [onAction]
+ * @property {import("./actions.js").Actions} [actions]
+ * @property {() => void} [onReturn]  from looking back
  */
 
 /** Least widths in px at 12 px text. */
 const WIDE = 1100;
 const NARROW = 560;
-/** From here on the table of requests has room for texts. */
-const TEXT_IN_TABLE = 1400;
 const MAP_HEIGHT = { wide: 292, narrow: 286, tiny: 240 };
 const SMALLEST_TEXT = 11;
 const LARGEST_TEXT = 18;
-/** Rows from which on texts are kept short. */
-const MANY_ROWS = 8;
 const ANNOUNCE_MS = 1000;
 
 /**
@@ -70,7 +71,7 @@ export function widthClass(width, textSize) {
  * @param {Options} [options]
  */
 export function createDashboard(host, options = {}) {
-  const { isLive = false, onSeek, onTheme = () => {}, onAction = () => false } = options;
+  const { isLive = false, onSeek, onTheme = () => {}, actions = NOTHING } = options;
   const link = createLink();
   /** @type {(() => void)[]} */
   const cleanups = [];
@@ -82,33 +83,28 @@ export function createDashboard(host, options = {}) {
   if (options.height) root.style.maxHeight = `${options.height}px`;
   const head = h("div", { class: "lms-head" });
   const banner = h("div", { class: "lms-banner", role: "status" });
-  const time = panel("time", "Steps");
-  const map = panel("map", "Blocks");
-  const text = panel("text", "Text");
-  const requests = panel("requests", "Requests");
+  const layout = createPanels(() => {
+    mustDrawAll = true;
+    schedule();
+  });
+  const { timeline: time, blocks: map, tokens, requests, debugger: dbg } = layout.panels;
   const next = h("div", { class: "lms-next" });
   const note = h("p", { class: "lms-soft lms-note" });
   const legend = h("div", { class: "lms-legend" });
   const live = h("div", { class: "lms-hidden", "aria-live": "polite" });
   const help = h("div", { class: "lms-help", hidden: true });
-  root.append(
-    head,
-    banner,
-    h("div", { class: "lms-grid" }, time.element, map.element, text.element, requests.element),
-    legend,
-    help,
-    live,
-  );
+  root.append(head, banner, layout.grid, legend, help, live);
   host.append(root);
   requests.element.append(note);
 
   const views = {
-    header: createHeader(head, { title: options.title }),
+    header: createHeader(head, { title: options.title, onReturn: options.onReturn }),
     banner: createBanner(banner),
     timeline: createTimeline(time.body, link, { onSeek }),
     map: createBlockMap(map.body, link, { redraw: schedule }),
-    texts: createTexts(text.body, link),
+    tokens: createTokens(tokens.body, tokens.corner, link, { redraw: schedule, onSeek }),
     requests: createRequests(requests.body, link),
+    debugger: createDebugger(dbg.body, actions),
     legend: createLegend(legend),
   };
   map.body.querySelector("canvas")?.after(next);
@@ -126,6 +122,7 @@ export function createDashboard(host, options = {}) {
   let width = "";
   let isTables = false;
   let mustDrawAll = false;
+  let drawnPhase = "";
   let wasConnected = root.isConnected;
   let say = "";
   let trouble = "";
@@ -157,39 +154,41 @@ export function createDashboard(host, options = {}) {
   function draw() {
     if (!shown || !root.clientWidth) return;
     if (!wasConnected && root.isConnected) setColours();
-    const { picture, history, cursor } = shown;
+    const { picture, history, cursor, back = "" } = shown;
     const now = widthClass(root.clientWidth, textSize);
-    // The texts stand beside the map where the table of requests has no room for them.
-    const hasTexts =
-      now === "narrow" || (now === "wide" && root.clientWidth * 12 < TEXT_IN_TABLE * textSize);
-    if (now !== width || hasTexts !== (root.dataset.texts === "beside")) {
+    const phase = isGone ? "dead" : picture.phase;
+    // Where there are tabs, a breakpoint opens the one that says where the engine stands.
+    if (phase === "paused" && drawnPhase === "live" && picture.breaks.length)
+      mustDrawAll = layout.open("debugger") || mustDrawAll;
+    drawnPhase = phase;
+    if (now !== width) {
       width = now;
       root.dataset.width = now;
-      root.dataset.texts = hasTexts ? "beside" : "inside";
       mustDrawAll = true;
     }
+    if (mustDrawAll) layout.place(width);
     const changes = takeChanges(picture);
     if (mustDrawAll) {
       changes.all = true;
       mustDrawAll = false;
     }
     if (changes.all || changes.list) fitNames(picture);
-    const phase = isGone ? "dead" : picture.phase;
     const preempted = history.entries[cursor]?.preempted ?? [];
     const isTrouble = preempted.length > 0;
     const isNarrow = now !== "wide";
-    views.header.update(picture, { phase, isTrouble, say });
+    views.header.update(picture, { phase, isTrouble, say, back });
     views.banner.update(picture, { phase, isGone, isLive });
     root.classList.toggle("lms-stale", phase === "dead");
-    views.timeline.update(picture, { theme, history, cursor, isNarrow, isLive });
-    views.map.update(picture, {
-      theme,
-      changes,
-      height: Math.round((MAP_HEIGHT[now] * textSize) / 12),
-    });
-    if (hasTexts) views.texts.update(picture, { theme, changes });
-    views.requests.update(picture, { theme, changes, preempted });
-    drawNext(next, picture, theme.colours, link.lit);
+    if (layout.isShown("timeline"))
+      views.timeline.update(picture, { theme, history, cursor, isNarrow, isLive });
+    if (layout.isShown("blocks")) {
+      const height = Math.round((MAP_HEIGHT[now] * textSize) / 12);
+      views.map.update(picture, { theme, changes, height });
+      drawNext(next, picture, theme.colours, link.lit);
+    }
+    if (layout.isShown("tokens")) views.tokens.update(picture, { theme, history, changes });
+    if (layout.isShown("requests")) views.requests.update(picture, { theme, changes, preempted });
+    if (layout.isShown("debugger")) views.debugger.update(picture, phase);
     views.legend.update(history.occurred, theme);
     setText(time.sub, stepSummary(picture, history, cursor));
     setText(map.sub, summary(picture));
@@ -210,19 +209,17 @@ export function createDashboard(host, options = {}) {
       "--lms-name",
       `calc(${Math.min(longest, LONGEST_NAME)} * 0.56em + 15px)`,
     );
-    root.classList.toggle("lms-many", picture.rows.size > MANY_ROWS);
   }
 
   /**
-   * Shows the named panels in their order.
+   * Shows the named views in their order.
    * @param {string[]} names
    */
   function setViews(names) {
-    const has = (/** @type {string} */ name) => names.length === 0 || names.includes(name);
-    root.dataset.views = ["blocks", "requests"].filter(has).join(" ");
-    map.element.style.order = String(names.indexOf("blocks") + 1);
-    text.element.style.order = requests.element.style.order = String(names.indexOf("requests") + 1);
+    layout.choose(names);
+    root.dataset.views = layout.shown.join(" ");
     mustDrawAll = true;
+    if (width) layout.place(width);
     schedule();
   }
 
@@ -312,7 +309,7 @@ export function createDashboard(host, options = {}) {
       if (!help.hidden) return toggleHelp();
       return link.release();
     }
-    return onAction(action);
+    return actions.perform(action);
   }
 
   setViews(options.views ?? []);
@@ -323,8 +320,9 @@ export function createDashboard(host, options = {}) {
   );
   listen(cleanups, helpButton, "click", toggleHelp);
   views.header.controls.append(helpButton);
-  const isOurs = (/** @type {string[]} */ actions) =>
-    onSeek !== undefined || !actions.some((action) => ["back", "event", "first"].includes(action));
+  const isOurs = (/** @type {string[]} */ names) =>
+    (onSeek || !names.some((name) => ["back", "event", "first"].includes(name))) &&
+    (actions.can("break") || !names.includes("break"));
   help.append(
     ...HELP.filter(([, , actions]) => isOurs(actions)).flatMap(([keys, words]) => [
       h("kbd", {}, keys),
@@ -380,27 +378,10 @@ export function createDashboard(host, options = {}) {
       if (announcing !== null) clearTimeout(announcing);
       for (const cleanup of cleanups) cleanup();
       for (const view of Object.values(views)) view.destroy();
+      layout.destroy();
       tracker?.end();
       root.remove();
       shown = null;
     },
   };
-}
-
-/**
- * @param {string} name
- * @param {string} title
- */
-function panel(name, title) {
-  const sub = h("span", { class: "lms-sub" });
-  const body = h("div", { class: "lms-body" });
-  const table = h("div", { class: "lms-table" });
-  const element = h(
-    "section",
-    { class: `lms-panel lms-p-${name}`, "aria-label": title },
-    h("h2", {}, title, sub),
-    body,
-    table,
-  );
-  return { element, sub, body, table };
 }

@@ -2,10 +2,11 @@
 /**
  * The dashboard as an anywidget: frames come as messages, acknowledgements and commands go back.
  */
-import { createCommands, createLiveControls } from "./commands.js";
+import { createCommands, createLiveActions, createLiveControls } from "./commands.js";
 import { h } from "./core/dom.js";
 import { Stream } from "./core/stream.js";
 import { createDashboard } from "./dashboard.js";
+import { createLookingBack } from "./looking_back.js";
 
 /**
  * The part of anywidget's model that is used here.
@@ -33,7 +34,8 @@ export default function createWidget() {
   return {
     /** @param {{model: Model}} given */
     initialize({ model }) {
-      const made = new Stream((message) => model.send(message));
+      const isReplay = (model.get("steps") ?? []).length > 0;
+      const made = new Stream((message) => model.send(message), { isReplay });
       stream = made;
       /** @type {(message: any, buffers?: DataView[]) => void} */
       const receive = (message, buffers) => made.receive(message, buffers);
@@ -66,13 +68,28 @@ function renderView(stream, model, el) {
   /** @type {number | null} */
   let frame = null;
 
+  const look = createLookingBack(stream, {
+    redraw: schedule,
+    seek: (step) => stream.isReplay && live.actions.send("seek", step) !== false,
+  });
+  const live = createLiveActions({
+    act: (op, argument) => commands.send(op, argument),
+    picture: () => stream.picture,
+    look,
+    changed: () => {
+      controls.update();
+      schedule();
+    },
+  });
   const dashboard = createDashboard(el, {
     theme: model.get("theme") ?? "auto",
     title: model.get("title") ?? "",
     height: model.get("height") ?? 0,
     views: model.get("views") ?? [],
     isLive: true,
-    onAction: (action) => controls.perform(action),
+    actions: live.actions,
+    onSeek: (entry) => look.goTo(entry),
+    onReturn: () => look.end(),
   });
   const commands = createCommands(
     (message) => stream.send(message),
@@ -80,14 +97,25 @@ function renderView(stream, model, el) {
   );
   const buttons = h("span", { class: "lms-transport" });
   dashboard.helpButton.before(buttons);
-  const controls = createLiveControls(buttons, (op) => commands.send(op));
-  controls.allow(model.get("commands") ?? []);
+  const controls = createLiveControls(buttons, live.actions);
+  allow();
+
+  function allow() {
+    live.allow(model.get("commands") ?? []);
+    controls.update();
+    schedule();
+  }
+
+  function schedule() {
+    if (stream.picture.seq >= 0 && frame === null) frame = requestAnimationFrame(draw);
+  }
 
   const viewer = {
     isHidden: () => document.hidden || !isVisible,
     show() {
-      controls.show(stream.picture.phase);
-      if (!viewer.isHidden() && frame === null) frame = requestAnimationFrame(draw);
+      live.show(stream.picture.phase);
+      controls.update();
+      if (!viewer.isHidden()) schedule();
     },
     fail: (/** @type {string} */ words) => dashboard.setTrouble(words),
     answer: (/** @type {any} */ reply) => dashboard.setTrouble(commands.answer(reply)),
@@ -96,9 +124,8 @@ function renderView(stream, model, el) {
 
   function draw() {
     frame = null;
-    const { picture, history } = stream;
     try {
-      dashboard.update({ picture, history, cursor: history.length - 1 });
+      dashboard.update({ history: stream.history, ...look.shown() });
       drawn++;
     } catch (error) {
       stream.report(error);
@@ -114,7 +141,7 @@ function renderView(stream, model, el) {
   const events = [
     ["change:theme", () => dashboard.setTheme(model.get("theme") ?? "auto")],
     ["change:views", () => dashboard.setViews(model.get("views") ?? [])],
-    ["change:commands", () => controls.allow(model.get("commands") ?? [])],
+    ["change:commands", allow],
     ["comm_live_update", () => dashboard.setGone()],
     ["destroy", () => dashboard.setGone()],
   ];

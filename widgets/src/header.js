@@ -2,7 +2,7 @@
 /**
  * The state of the run in one line: a pill, what it is, and the counts.
  */
-import { h, icon, setText, textNodes } from "./core/dom.js";
+import { h, icon, listen, setText, textNodes } from "./core/dom.js";
 import { count, decimal, percent } from "./core/format.js";
 import { ICONS } from "./icons.js";
 
@@ -27,16 +27,21 @@ const SHAPES = {
   finished: ICONS.finished,
   replay: ICONS.play,
   dead: ICONS.waiting,
+  back: ICONS.back,
 };
 
 /**
  * @param {HTMLElement} root  an empty element
- * @param {{title?: string}} [options]
+ * @param {{title?: string, onReturn?: () => void}} [options]
+ *   `onReturn` is for a click on the pill while an earlier step is looked at
  */
-export function createHeader(root, { title = "" } = {}) {
+export function createHeader(root, { title = "", onReturn = () => {} } = {}) {
   const shape = h("span", { class: "lms-shape" });
   const words = h("span");
-  const pill = h("span", { class: "lms-pill", role: "status" }, shape, words);
+  const pill = h("button", { type: "button", class: "lms-pill", disabled: true }, shape, words);
+  /** @type {(() => void)[]} */
+  const cleanups = [];
+  listen(cleanups, pill, "click", onReturn);
   const model = h("span", { class: "lms-soft lms-model" });
   const stats = h("div", { class: "lms-stats" });
   const controls = h("div", { class: "lms-controls" });
@@ -61,16 +66,20 @@ export function createHeader(root, { title = "" } = {}) {
     controls,
     /**
      * @param {Picture} picture
-     * @param {{phase: string, isTrouble?: boolean, say?: string}} state
-     *   `isTrouble` in a step that preempts; `say` replaces the name of the phase for a while
+     * @param {{phase: string, isTrouble?: boolean, say?: string, back?: string}} state
+     *   `isTrouble` in a step that preempts; `say` replaces the name of the phase for a while,
+     *   `back` as long as an earlier step is looked at
      */
-    update(picture, { phase, isTrouble, say }) {
-      if (phase !== drawnPhase) {
-        drawnPhase = phase;
-        pill.dataset.phase = phase;
-        shape.replaceChildren(icon(SHAPES[phase] ?? ICONS.waiting));
+    update(picture, { phase, isTrouble, say, back = "" }) {
+      const look = back ? "back" : phase;
+      if (look !== drawnPhase) {
+        drawnPhase = look;
+        pill.dataset.phase = look;
+        pill.disabled = back === "";
+        pill.title = back ? "return to the last step  [End]" : "";
+        shape.replaceChildren(icon(SHAPES[look] ?? ICONS.waiting));
       }
-      setText(words, say || NAMES[phase] || phase);
+      setText(words, say || back || NAMES[phase] || phase);
       const info = picture.info;
       const about = info
         ? `${title || info.model} · ${count(info.num_blocks)} blocks of ${count(info.block_size)} tokens · budget ${count(info.max_num_batched_tokens)}`
@@ -89,6 +98,7 @@ export function createHeader(root, { title = "" } = {}) {
       }
     },
     destroy() {
+      for (const cleanup of cleanups) cleanup();
       root.replaceChildren();
     },
   };

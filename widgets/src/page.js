@@ -5,6 +5,7 @@
 import { h } from "./core/dom.js";
 import { Player } from "./core/player.js";
 import { createDashboard } from "./dashboard.js";
+import { KINDS } from "./debugger.js";
 import { createTransport } from "./transport.js";
 
 /** @typedef {import("./core/picture.js").Frame} Frame */
@@ -47,6 +48,27 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
 
   const placeOf = (/** @type {number} */ entry) => player.placeOf(history.entries[entry].step);
 
+  /** On to the next frame at a kind of struct; to the next step where there are no such frames. */
+  function stepTo(/** @type {string} */ kind) {
+    transport.stop();
+    const at = KINDS.indexOf(kind);
+    const found = frames.findIndex((frame, place) => place > player.place && frame.at === at);
+    if (found >= 0) seek(found);
+    else transport.perform("forward");
+  }
+
+  const can = new Set(["pause", "resume", "step", "back"]);
+  /** @type {import("./actions.js").Actions} */
+  const actions = {
+    get isPaused() {
+      return !transport.isPlaying;
+    },
+    isReplay: true,
+    can: (op) => can.has(op),
+    perform: (action) => transport.perform(action),
+    stepTo,
+    send: () => {},
+  };
   const dashboard = createDashboard(root, {
     theme,
     onTheme,
@@ -54,7 +76,7 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
       transport.stop();
       seek(placeOf(entry));
     },
-    onAction: (action) => transport.perform(action),
+    actions,
   });
   const controls = h("span", { class: "lms-transport" });
   dashboard.helpButton.before(controls);
@@ -65,6 +87,7 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
     stepOf: (place) => frames[place].step,
     entryOf: (place) => history.entryOf(frames[place].step),
     placeOf,
+    changed: () => dashboard.redraw(),
     nextEvent: (from, direction) => history.nextEvent(from, direction),
   });
   const step = settings.get("step");

@@ -1,12 +1,11 @@
 // @ts-check
 /**
- * A line per request: why it runs or waits, how far it is, what it holds, what it has said.
+ * A line per request: why it runs or waits, how far it is, what it holds.
  */
 import { createChip, paintChip } from "./chip.js";
 import { h, icon, listen, setAttribute, setText, textNodes } from "./core/dom.js";
 import { count, MISSING, plural } from "./core/format.js";
 import { ICONS } from "./icons.js";
-import { createTextFlow } from "./text_flow.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/picture.js").Row} Row */
@@ -16,7 +15,7 @@ import { createTextFlow } from "./text_flow.js";
 
 const MOST_LINES = 100;
 const RANK = { running: 0, preempted: 1, waiting: 1, finished: 2 };
-const HEADS = ["", "why", "tokens", "blocks", "from cache", "▼", "text"];
+const HEADS = ["", "why", "tokens", "blocks", "from cache", "▼", "waited"];
 
 /**
  * @param {HTMLElement} root  an empty element
@@ -132,11 +131,9 @@ function createLine(id, link) {
     h("td", { class: "lms-c0" }, chip),
     h("td", { class: "lms-c1" }, mark, why),
     h("td", { class: "lms-c2" }, bar.element),
-    ...[3, 4, 5].map((k) => h("td", { class: `lms-c${k}` })),
+    ...[3, 4, 5, 6].map((k) => h("td", { class: `lms-c${k}` })),
   ];
-  const text = h("div");
-  const flow = createTextFlow(text);
-  const element = h("tr", {}, ...cells, h("td", { class: "lms-c6" }, text));
+  const element = h("tr", {}, ...cells);
   element.dataset.id = id;
   listen(cleanups, element, "pointerenter", () => link.hover(id));
   listen(cleanups, element, "pointerleave", () => link.hover(null));
@@ -183,7 +180,7 @@ function createLine(id, link) {
       cells[5].classList.toggle("lms-bad", isNews);
       element.classList.toggle("lms-lit", from.lit === row.id);
       element.classList.toggle("lms-dim", from.lit !== null && from.lit !== row.id);
-      flow.update(row);
+      setText(cells[6], row.waited ? count(row.waited) : MISSING);
     },
     destroy() {
       for (const cleanup of cleanups) cleanup();

@@ -17,6 +17,7 @@ const STEP_MS = 350;
  * @property {(place: number) => number} stepOf
  * @property {(place: number) => number} entryOf   which of the steps a frame belongs to
  * @property {(entry: number) => number} placeOf   the last frame of a step
+ * @property {() => void} changed  it plays, or has stopped
  * @property {(entry: number, direction: 1 | -1) => number | null} nextEvent
  */
 
@@ -64,6 +65,7 @@ export function createTransport(root, run) {
     setAttribute(play, "aria-label", words);
     play.title = `${words}  [Space]`;
     play.replaceChildren(icon(timer === null ? ICONS.play : ICONS.pause));
+    run.changed();
   }
 
   /**

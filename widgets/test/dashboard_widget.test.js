@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
+import { LOG_NAMES } from "../src/core/picture.js";
 import createWidget from "../src/dashboard_widget.js";
-import { buffers, delta, EMPTY_BLOCK, full, NULL_BLOCK, randomRun, row } from "./frames.js";
+import { VIEWS } from "../src/panels.js";
+import { buffers, delta, EMPTY_BLOCK, full, NULL_BLOCK, randomRun, row, STAT } from "./frames.js";
 import { countListeners, openPage } from "./page.js";
 
 let page;
@@ -280,17 +282,156 @@ test("when the kernel goes the picture stays, in grey, with one sentence", () =>
   cleanup();
 });
 
-test("one view alone, and both in either order", () => {
+const titles = (el) =>
+  [...el.querySelectorAll(".lms-panel")]
+    .filter((panel) => !panel.hidden)
+    .map((panel) => panel.getAttribute("aria-label"));
+
+test("views are shown alone, or several in any order", () => {
   const { model, el, cleanup } = open({ views: ["requests", "blocks"] });
-  const root = el.querySelector(".lms");
-  assert.equal(root.dataset.views, "blocks requests");
-  assert.ok(
-    Number(root.querySelector(".lms-p-requests").style.order) <
-      Number(root.querySelector(".lms-p-map").style.order),
-  );
-  model.traits.views = ["blocks"];
+  model.frame(FIRST);
+  page.tick();
+  assert.deepEqual(titles(el), ["Requests", "Blocks"]);
+  model.traits.views = ["tokens"];
   model.emit("change:views");
-  assert.equal(root.dataset.views, "blocks");
+  page.tick();
+  assert.deepEqual(titles(el), ["Tokens"]);
+  assert.equal(el.querySelector(".lms-p-tok").style.gridColumn, "span 24");
+  model.traits.views = [];
+  model.emit("change:views");
+  page.tick();
+  assert.equal(titles(el).length, VIEWS.length);
+  cleanup();
+});
+
+/** A run of a view, a frame for each of the steps given. */
+function run(steps, traits = {}) {
+  const opened = open(traits);
+  const { model } = opened;
+  steps.forEach((step, seq) => {
+    const shared = { seq, step, at: 4, boundary: "RequestOutput", stat: { ...STAT, used: step } };
+    const text = `${step}`;
+    const rows = seq === 0 ? [row("a", { text })] : [{ id: "a", text }];
+    const blocks = [NULL_BLOCK, [0, 1, 1, 2], EMPTY_BLOCK];
+    const log = seq === 0 ? [] : between(steps[seq - 1], step);
+    model.frame(
+      seq === 0 ? full(blocks, { ...shared, rows }) : delta([], { ...shared, rows, log }),
+    );
+  });
+  page.tick();
+  const root = opened.el.querySelector(".lms");
+  return {
+    ...opened,
+    key: (key) => {
+      page.key(root, key);
+      page.tick();
+    },
+    text: () => opened.el.querySelector(".lms-earlier").textContent,
+    used: () => opened.el.querySelector(".lms-stat b").textContent,
+    commands: () =>
+      model.sent.filter((message) => message.k === "command").map(({ op, arg }) => [op, arg]),
+  };
+}
+
+function between(from, to) {
+  return Array.from({ length: to - from - 1 }, (_, k) => {
+    const step = from + k + 1;
+    return [step, step, step, ...LOG_NAMES.map((name) => (name === "used" ? step : 0)), []];
+  });
+}
+
+test("looking back shows what was, while the engine goes on, and End returns", () => {
+  const { model, el, cleanup, pill, key, text, used } = run([0, 1, 2, 3]);
+  assert.deepEqual([pill(), text()], ["Live", "3"]);
+  key("ArrowLeft");
+  key("ArrowLeft");
+  assert.deepEqual([pill(), text(), used()], ["Looking back, step 1 of 3", "1", "1/2"]);
+  model.frame(delta([], { seq: 4, step: 4, rows: [{ id: "a", text: "4" }] }));
+  page.tick();
+  assert.deepEqual([pill(), text()], ["Looking back, step 1 of 4", "1"]);
+  key("ArrowRight");
+  assert.equal(text(), "2");
+  key("End");
+  assert.deepEqual([pill(), text()], ["Live", "4"]);
+  key("Home");
+  assert.equal(text(), "0");
+  page.point(el.querySelector(".lms-pill"), "click");
+  page.tick();
+  assert.deepEqual([pill(), text()], ["Live", "4"]);
+  cleanup();
+});
+
+test("a step that had no frame has its own counts, and says where the rest is from", () => {
+  const { el, cleanup, pill, key, text, used } = run([0, 1, 5]);
+  key("ArrowLeft");
+  key("ArrowLeft");
+  assert.deepEqual([pill(), text(), used()], ["Looking back, step 3 of 5", "1", "3/2"]);
+  assert.match(el.querySelector(".lms-note").textContent, /Of step 3 only the counts.*step 1/);
+  cleanup();
+});
+
+test("the arrows move a paused engine only from its last step on", () => {
+  const { cleanup, key, commands } = run([0, 1, 2], { commands: ["pause", "resume", "step"] });
+  key("ArrowRight");
+  key(".");
+  key("ArrowLeft");
+  key("ArrowRight");
+  key(",");
+  key(".");
+  assert.deepEqual(commands(), [
+    ["step", "RequestOutput"],
+    ["step", null],
+  ]);
+  cleanup();
+});
+
+test("a replay is moved by Python, and its later steps stay", () => {
+  const traits = { commands: ["pause", "resume", "step", "seek", "back"], steps: [0, 9] };
+  const { model, el, cleanup, key, commands, text } = run([0, 1, 2], traits);
+  key("ArrowLeft");
+  key(",");
+  key("Home");
+  assert.deepEqual(commands(), [
+    ["seek", 1],
+    ["back", null],
+    ["seek", 0],
+  ]);
+  const rows = [row("a", { text: "again" })];
+  model.frame(full([NULL_BLOCK, EMPTY_BLOCK], { epoch: 2, seq: 0, step: 1, rows }));
+  page.tick();
+  assert.equal(text(), "again");
+  key("T");
+  assert.equal(el.querySelector(".lms-p-time .lms-table tbody").children.length, 2);
+  key("End");
+  assert.deepEqual(commands().at(-1), ["seek", 2]);
+  cleanup();
+});
+
+test("B sets and takes a breakpoint at the kind of struct the engine stands at", () => {
+  const { model, cleanup, key, commands } = run([0, 1], { commands: ["break", "unbreak"] });
+  key("b");
+  model.frame(delta([], { seq: 2, step: 1, at: 4, breaks: [["RequestOutput", 4, true]] }));
+  key("B");
+  assert.deepEqual(commands(), [
+    ["break", "RequestOutput"],
+    ["unbreak", "RequestOutput"],
+  ]);
+  cleanup();
+});
+
+test("a stop at a breakpoint opens the debugger where there are tabs", () => {
+  page.close();
+  page = openPage({ width: 800 });
+  const { model, el, cleanup } = run([0, 1]);
+  assert.deepEqual(titles(el).at(-2), "Tokens");
+  const breaks = [["preemption", 1, true]];
+  model.frame(delta([], { seq: 2, step: 2, phase: "paused", breaks }));
+  page.tick();
+  page.tick();
+  assert.ok(titles(el).includes("Debugger") && !titles(el).includes("Tokens"));
+  page.point([...el.querySelectorAll(".lms-tab")][0], "click");
+  page.tick();
+  assert.ok(titles(el).includes("Tokens") && !titles(el).includes("Debugger"));
   cleanup();
 });
 

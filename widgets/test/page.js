@@ -1,7 +1,25 @@
 /**
  * A page to test in: happy-dom's document as globals, element sizes as told.
  */
+import assert from "node:assert/strict";
 import { Window } from "happy-dom";
+
+/** What a model might write. */
+export const HOSTILE = `<img src=x onerror="alert(1)"><script>alert(2)</script>&amp;\u202e\u0000`;
+
+/** That `root` shows the hostile text, as text. */
+export function assertHarmless(root) {
+  assert.equal(root.querySelectorAll("img, script").length, 0);
+  assert.ok(root.textContent.includes("<img src=x onerror"), root.textContent);
+  assert.ok(root.textContent.includes("<U+202E><0x00>"));
+  assert.ok(!root.textContent.includes("\u202e"));
+  for (const element of root.querySelectorAll("*")) {
+    for (const { name, value } of element.attributes) {
+      assert.ok(!name.startsWith("on"), name);
+      if (name === "title") assert.ok(!value.includes("\u202e"), value);
+    }
+  }
+}
 
 const NAMES = [
   ...["document", "window", "Node", "HTMLElement", "MutationObserver", "getComputedStyle"],

@@ -3,13 +3,10 @@ import { afterEach, beforeEach, test } from "node:test";
 import { createLink } from "../src/core/link.js";
 import { makeColours } from "../src/core/palette.js";
 import { createRequests, order } from "../src/requests.js";
-import { createTextFlow } from "../src/text_flow.js";
-import { createTexts } from "../src/texts.js";
 import { columns, delta, full, NULL_BLOCK, pictureOf, row } from "./frames.js";
-import { openPage } from "./page.js";
+import { assertHarmless, HOSTILE, openPage } from "./page.js";
 
 const THEME = { colours: makeColours("dark"), ui: "sans-serif", mono: "monospace", textSize: 12 };
-const HOSTILE = `<img src=x onerror="alert(1)"><script>alert(2)</script>&amp;\u202e\u0000`;
 let page;
 beforeEach(() => {
   page = openPage();
@@ -30,43 +27,22 @@ function viewOf(picture, make = createRequests) {
 
 const ids = (root) => [...root.querySelectorAll("tbody tr")].map((line) => line.dataset.id);
 
-test("text from a model stays text, in every column and in the texts", () => {
+test("text from a model stays text, in every column", () => {
   const hostile = row(HOSTILE, { why: HOSTILE, prompt_text: HOSTILE, text: HOSTILE });
-  for (const make of [createRequests, createTexts]) {
-    const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [hostile] })), make);
-    assert.equal(root.querySelectorAll("img, script").length, 0);
-    assert.ok(
-      [...root.querySelectorAll("button")].some((chip) => chip.title.includes("<img src=x")),
-    );
-    assert.ok(root.textContent.includes("<img src=x onerror"));
-    assert.ok(root.textContent.includes("<U+202E><0x00>"));
-    assert.ok(!root.textContent.includes("\u202e"));
-    for (const element of root.querySelectorAll("*")) {
-      for (const { name, value } of element.attributes) {
-        assert.ok(!name.startsWith("on"), name);
-        if (name === "title") assert.ok(!value.includes("\u202e"), value);
-      }
-    }
-  }
+  const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows: [hostile] })));
+  assertHarmless(root);
+  assert.ok([...root.querySelectorAll("button")].some((chip) => chip.title.includes("<img src=x")));
 });
 
-test("a line says state, sentence, blocks, what came from the cache, preemptions, text", () => {
+test("a line says state, sentence, blocks, what came from the cache, preemptions, how long it waited", () => {
   const picture = pictureOf(
     full([NULL_BLOCK], {
-      rows: [row("r0", { blocks: 12, shared: 9, cached: 1800, preemptions: 2 })],
+      rows: [row("r0", { blocks: 12, shared: 9, cached: 1800, preemptions: 2, waited: 5 })],
     }),
   );
   const { root } = viewOf(picture);
   const cells = [...root.querySelectorAll("tbody td")].map((cell) => cell.textContent);
-  assert.deepEqual(cells, [
-    "r0",
-    "decode: 1 token",
-    "",
-    "12 (9)",
-    "1,800",
-    "2",
-    "Say something yes",
-  ]);
+  assert.deepEqual(cells, ["r0", "decode: 1 token", "", "12 (9)", "1,800", "2", "5"]);
 });
 
 test("of a long name the end is shown and the whole is in its title", () => {
@@ -133,7 +109,6 @@ test("a frame that changes one request leaves the others alone", () => {
   picture.apply(again, columns(again));
   draw();
   assert.equal(root.querySelector('[data-id="b"] .lms-c3').firstChild, blocks);
-  assert.ok(root.querySelector('[data-id="b"]').textContent.includes("yes more"));
 });
 
 test("a bar shows what was computed, cached, given up, and where the prompt ends", () => {
@@ -189,43 +164,6 @@ test("of many requests a hundred are listed and the rest counted", () => {
   const { root } = viewOf(pictureOf(full([NULL_BLOCK], { rows })));
   assert.equal(ids(root).length, 100);
   assert.ok(root.textContent.includes("and 30 more requests"));
-});
-
-test("text grows in one node, whatever the steps, and shows the same", () => {
-  const pieces = [
-    "Hello ",
-    "\u001b",
-    "wor",
-    "ld",
-    "\n",
-    "\u{1f468}",
-    "\u200d",
-    "\u{1f469}",
-    " end",
-  ];
-  const grown = page.document.createElement("div");
-  const flow = createTextFlow(grown);
-  let text = "";
-  for (const piece of pieces) {
-    text += piece;
-    flow.update(row("a", { text }));
-  }
-  const whole = page.document.createElement("div");
-  createTextFlow(whole).update(row("a", { text }));
-  assert.equal(grown.textContent, whole.textContent);
-  assert.ok(grown.textContent.includes("Hello <0x1B>world\\n\u{1f468}\u200d\u{1f469} end"));
-  assert.equal(
-    grown.querySelector(".lms-output").childNodes.length,
-    whole.querySelector(".lms-output").childNodes.length,
-  );
-});
-
-test("a text that is not longer is written anew", () => {
-  const root = page.document.createElement("div");
-  const flow = createTextFlow(root);
-  flow.update(row("a", { text: "one two" }));
-  flow.update(row("a", { text: "two three" }));
-  assert.equal(root.querySelector(".lms-output").textContent, "two three");
 });
 
 test("clean-up leaves nothing", () => {

@@ -64,10 +64,11 @@ export class History {
    * Adds what `picture` shows now, and the steps before it that it tells of. A picture of a step
    * that is known replaces it. One of an earlier step begins a new run, except in a replay.
    * @param {Picture} picture
+   * @param {boolean} [isReplay]
    */
-  record(picture) {
+  record(picture, isReplay = false) {
     const last = this.entries.at(-1);
-    if (last && picture.step < last.step && picture.phase !== "replay") this.clear();
+    if (last && picture.step < last.step && !isReplay) this.clear();
     for (const entry of picture.log) this.#put(entry);
     const { step, time, stat, preempted } = picture;
     this.#put({ from: step, step, time, stat, preempted });

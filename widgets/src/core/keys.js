@@ -70,8 +70,9 @@ export function listenToKeys(root, perform) {
     event.stopPropagation();
     if (event.defaultPrevented) return;
     const target = /** @type {HTMLElement} */ (event.target);
-    // A focused button keeps Space and Enter, a slider its arrows.
-    if (target.tagName === "BUTTON" && (event.key === " " || event.key === "Enter")) return;
+    // A focused button or branch of a tree keeps Space and Enter, a slider its arrows.
+    if (/^(BUTTON|SUMMARY)$/.test(target.tagName) && (event.key === " " || event.key === "Enter"))
+      return;
     if (target.tagName === "INPUT" || target.tagName === "SELECT") {
       if (event.key !== "Escape" && event.key !== "?" && !/^[a-zA-Z[\]]$/.test(event.key)) return;
     }

@@ -34,6 +34,7 @@ import { contrast, luminance, mix } from "./colour.js";
  * @property {string} troubleTint
  * @property {string} good
  * @property {{decode: string, prefill: string, recompute: string, cached: string}} work
+ * @property {{ground: string, text: string}[]} surprise  from expected to surprising
  * @property {(slot: number, ownHueOf?: string) => Owner} owner
  */
 
@@ -74,6 +75,10 @@ export function makeColours(name, host = {}) {
     troubleTint: roles.trouble_tint,
     good: readable(roles.good, background, ink),
     work: palette.work[name],
+    surprise: palette.surprise[name].map((ground, level) => ({
+      ground,
+      text: level === 0 ? ink : textOn(ground, palette.surprise[`${name}_text`][level]),
+    })),
     owner(slot, ownHueOf) {
       const key = `${slot} ${ownHueOf ?? ""}`;
       let owner = made.get(key);
@@ -87,10 +92,12 @@ export function makeColours(name, host = {}) {
 }
 
 /**
- * Text colour, dark or light, that reads best on `ground`.
+ * Text colour that reads on `ground`: the wanted one if it does, else the better of dark and light.
  * @param {string} ground
+ * @param {string} [wanted]
  */
-export function textOn(ground) {
+export function textOn(ground, wanted) {
+  if (wanted && contrast(ground, wanted) >= READABLE) return wanted;
   return contrast(ground, DARK_TEXT) > contrast(ground, LIGHT_TEXT) ? DARK_TEXT : LIGHT_TEXT;
 }
 

@@ -101,6 +101,8 @@ import { checkLengths } from "./columns.js";
  * @typedef {[number, string[], string, string | null, string | null, string | null]} Cell
  */
 
+/** @typedef {[string, number, boolean]} Break */
+
 /** @typedef {import("./columns.js").Columns} Columns */
 
 /**
@@ -123,6 +125,7 @@ import { checkLengths } from "./columns.js";
  * @property {any[][]} [log]  first step, step, time, counts in the order of LOG_NAMES, preempted
  * @property {string[]} [preempted]
  * @property {Record<string, string>} [misses]
+ * @property {Break[]} [breaks]
  * @property {string[]} [gone]
  * @property {Cell[]} [cells]
  * @property {string} note
@@ -184,6 +187,8 @@ export class Picture {
     this.preempted = [];
     /** Of requests admitted in this step: where the cache ended, and why. @type {Record<string, string>} */
     this.misses = {};
+    /** Of each breakpoint its name, the place of its kind, whether it is on. @type {Break[]} */
+    this.breaks = [];
     /** Steps before this one, as the last frame told them. @type {import("./history.js").Entry[]} */
     this.log = [];
     /** @type {Info | null} */
@@ -242,6 +247,7 @@ export class Picture {
     if (frame.struct !== undefined) this.struct = frame.struct;
     this.preempted = frame.preempted ?? [];
     this.misses = frame.misses ?? {};
+    if (frame.breaks) this.breaks = frame.breaks;
     this.log = (frame.log ?? []).map(entryOf);
     const before = this.next;
     this.next = frame.next ?? [];

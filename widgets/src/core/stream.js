@@ -6,6 +6,7 @@
 import { columnsFromBuffers } from "./columns.js";
 import { History } from "./history.js";
 import { Picture } from "./picture.js";
+import { Reel } from "./reel.js";
 
 /** @typedef {import("./picture.js").Frame} Frame */
 /** @typedef {import("./picture.js").Row} Row */
@@ -23,10 +24,15 @@ const ASK_AGAIN_MS = 1000;
 const MOST_ERRORS = 20;
 
 export class Stream {
-  /** @param {(message: unknown) => void} post  throws when nobody listens any more */
-  constructor(post) {
+  /**
+   * @param {(message: unknown) => void} post  throws when nobody listens any more
+   * @param {{isReplay?: boolean}} [options]  a replay may jump back, and its later steps stay
+   */
+  constructor(post, { isReplay = false } = {}) {
+    this.isReplay = isReplay;
     this.picture = new Picture();
     this.history = new History();
+    this.reel = new Reel();
     this.frames = 0;
     this.gaps = 0;
     /** @type {string[]} */
@@ -97,7 +103,8 @@ export class Stream {
    * @param {(DataView | ArrayBuffer)[]} buffers
    */
   #take(frame, buffers) {
-    const result = this.picture.apply(frame, columnsFromBuffers(frame, buffers));
+    const columns = columnsFromBuffers(frame, buffers);
+    const result = this.picture.apply(frame, columns);
     if (result === "gap") {
       if (!this.isWaitingForFull) this.gaps++;
       this.#ask();
@@ -107,7 +114,8 @@ export class Stream {
       this.isWaitingForFull = false;
       this.askedAt = Number.NEGATIVE_INFINITY;
     }
-    this.history.record(this.picture);
+    this.history.record(this.picture, this.isReplay);
+    this.reel.push(frame, columns, this.picture);
     this.frames++;
     for (const viewer of this.viewers) viewer.show();
     // A hidden page gets no animation frames: it keeps the picture and says so.

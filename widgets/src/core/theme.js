@@ -50,6 +50,10 @@ export function applyTheme(root, choice, textSize) {
     mono: MONO,
     size: `${textSize}px`,
   };
+  colours.surprise.forEach(({ ground, text }, level) => {
+    root.style.setProperty(`--lms-level-${level}`, ground);
+    root.style.setProperty(`--lms-on-level-${level}`, text);
+  });
   for (const [role, value] of Object.entries(roles)) root.style.setProperty(`--lms-${role}`, value);
   root.style.colorScheme = name;
   root.dataset.theme = name;
