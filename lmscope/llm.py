@@ -252,9 +252,27 @@ class LLM:
         """End a request; its blocks are free before the next step. Unknown ids are ignored."""
         self._abort_all([request_id])
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing happens, while any is in use."""
-        return self._loop.call(lambda core: core.reset_prefix_cache())
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False, with a warning, while any is in use.
+
+        reset_running_requests   preempt all that run first; they compute everything again
+        """
+        self.gate.require_open()
+
+        def reset(core: EngineCore) -> tuple[bool, int]:
+            pool = core.scheduler.kv_cache_manager.block_pool
+            done = core.reset_prefix_cache(reset_running_requests)
+            return done, pool.num_blocks - 1 - pool.num_free_blocks
+
+        done, num_used = self._loop.call(reset)
+        if not done:
+            logger.warning(
+                "the prefix cache was not reset, since %d of %d blocks are in use; wait for the "
+                "requests that hold them, abort them, or use reset_running_requests=True",
+                num_used,
+                self.config.num_usable_blocks,
+            )
+        return done
 
     def why(self, request_id: str) -> Why:
         """Why a live request runs or waits now, and what would let it run in the next step.
@@ -534,9 +552,11 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
     from lmscope.execute.executor import UniProcExecutor
     from lmscope.models.loader import load_model
 
+    is_object = tokenizer is not None and not isinstance(tokenizer, (str, Path))
     loaded = load_model(
         options.model,
-        tokenizer=tokenizer,
+        tokenizer=_adapt(tokenizer) if is_object else tokenizer,
+        load_tokenizer=lambda place: _load_tokenizer(place, options.trust_remote_code),
         dtype=options.dtype,
         device=options.device,
         trust_remote_code=options.trust_remote_code,
@@ -555,7 +575,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
 
     return _Weights(
         path=loaded.path,
-        tokenizer=None if loaded.tokenizer is None else _adapt(loaded.tokenizer),
+        tokenizer=loaded.tokenizer,
         vocab_size=loaded.vocab_size,
         eos_token_id=loaded.eos_token_id,
         generation_eos_ids=tuple(loaded.eos_token_ids),
@@ -597,6 +617,17 @@ def _adapt(tokenizer: Any) -> TokenizerAdapter:
     if isinstance(tokenizer, (str, Path)):
         return TokenizerAdapter.from_folder(tokenizer)
     return TokenizerAdapter.from_transformers(tokenizer)
+
+
+def _load_tokenizer(place: str, trust_remote_code: bool) -> TokenizerAdapter:
+    """The tokenizer of a folder or of a hub id."""
+    if Path(place).is_dir():
+        return TokenizerAdapter.from_folder(place, trust_remote_code=trust_remote_code)
+    from transformers import AutoTokenizer
+
+    return TokenizerAdapter.from_transformers(
+        AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    )
 
 
 def _info(config: EngineConfig) -> EngineInfo:

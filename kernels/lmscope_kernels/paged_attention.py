@@ -2,9 +2,11 @@
 
 A batch is one flat row of query tokens: those of the first request, then those of the
 second, and so on. Row i of a request with `query_len` rows stands at position
-`seq_len - query_len + i` and attends to positions 0 up to its own. Where the key of a
-position lies is in the block table: block `block_table[r, p // S]`, place `p % S`. H query
-heads share K key heads: query head h reads key head h // (H // K).
+`seq_len - query_len + i` and attends to positions 0 up to its own; with a window of W, to the
+last W of these, its own among them. Where the key of a position lies is in the block table:
+block `block_table[r, p // S]`, place `p % S`. H query heads share K key heads: query head h
+reads key head h // (H // K). A soft cap c makes c * tanh(score / c) of each score, so that none
+is beyond c.
 
 T tokens in the batch, R requests, H query heads, K KV heads, G = H / K, D head size, B blocks
 in the pool, S tokens per block, L keys.
@@ -18,6 +20,9 @@ from torch.nn import functional as F
 
 __all__ = ["attend_many_rows", "attend_one_row_each", "paged_attention_reference"]
 
+# Scores of so many rows are in memory at a time where they are written out.
+_ROWS_OF_SCORES = 256
+
 
 def paged_attention_reference(
     query: Tensor,
@@ -27,6 +32,8 @@ def paged_attention_reference(
     seq_lens: Tensor,
     query_start_loc: Tensor,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The definition, one request after the other, with scores and sums in float64.
 
@@ -49,9 +56,14 @@ def paged_attention_reference(
         )
         key, value = (x.repeat_interleave(num_groups, dim=1) for x in (key, value))
         scores = torch.einsum("thd,lhd->htl", query[start:end].double(), key) * scale
-        position = torch.arange(seq_len - (end - start), seq_len, device=query.device)
-        is_later = torch.arange(seq_len, device=query.device) > position[:, None]
-        weights = scores.masked_fill(is_later, -torch.inf).softmax(dim=-1)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        position = torch.arange(seq_len - (end - start), seq_len, device=query.device)[:, None]
+        key_position = torch.arange(seq_len, device=query.device)
+        is_hidden = key_position > position
+        if window is not None:
+            is_hidden |= key_position <= position - window
+        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(dim=-1)
         output[start:end] = torch.einsum("htl,lhd->thd", weights, value).to(query.dtype)
     return output
 
@@ -63,6 +75,7 @@ def attend_one_row_each(
     slots: Tensor,
     bias: Tensor | None,
     scale: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attention of R requests that have one query row each, in one call.
 
@@ -81,27 +94,66 @@ def attend_one_row_each(
         for cache in (key_cache, value_cache)
     )
     # The G heads that read one key head become rows of one query, so keys are read once.
-    return F.scaled_dot_product_attention(
-        query.view(R, K, H // K, D), key, value, attn_mask=bias, scale=scale
-    ).reshape(R, H, D)
+    query = query.view(R, K, H // K, D)
+    if softcap is None:
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    else:
+        output = _softcapped(query[:, :, None], key, value, bias, scale, softcap)
+    return output.reshape(R, H, D)
 
 
 def attend_many_rows(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of one request with several query rows.
 
     query         [T, H, D]
     key, value    [L, K, D]   already gathered
-    bias          [T, L]      0 or -inf; None means causal and T == L
+    bias          [T, L]      0 or -inf; None means causal and T == L, without a soft cap only
     returns       [T, H, D]
     """
-    return F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
-        attn_mask=bias,
-        is_causal=bias is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )[0].transpose(0, 1)
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            attn_mask=bias,
+            is_causal=bias is None,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )[0].transpose(0, 1)
+    assert bias is not None, "a soft cap needs the bias written out"
+    T, H = query.shape[:2]
+    K = key.shape[1]
+    keys, values = key.transpose(0, 1), value.transpose(0, 1)
+    output = torch.empty_like(query)
+    for start in range(0, T, _ROWS_OF_SCORES):
+        rows = slice(start, start + _ROWS_OF_SCORES)
+        by_kv_head = query[rows].view(-1, K, H // K, query.shape[2]).transpose(0, 1)
+        result = _softcapped(by_kv_head, keys, values, bias[rows], scale, softcap)
+        output[rows] = result.transpose(0, 1).flatten(1, 2)
+    return output
+
+
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    """Attention with scores written out, since the fused kind has no place for the cap.
+
+    query         [..., N, G, D]   N rows of the G heads that read one key head
+    key, value    [..., L, D]
+    bias          broadcasts to [..., N, L]
+    returns       [..., N, G, D]
+    """
+    N, G = query.shape[-3:-1]
+    L = key.shape[-2]
+    scores = torch.matmul(query.flatten(-3, -2), key.transpose(-1, -2)).float()
+    scores = scores.mul_(scale / softcap).tanh_().mul_(softcap)
+    if bias is not None:
+        scores.view(*scores.shape[:-2], N, G, L).add_(bias.unsqueeze(-2))
+    return torch.matmul(scores.softmax(dim=-1).to(value.dtype), value).view(query.shape)

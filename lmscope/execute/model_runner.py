@@ -225,7 +225,11 @@ class ModelRunner:
                 output_token_ids=output_token_ids,
                 seed=seed,
                 stop_ids=self._stop_ids.union(params.stop_token_ids),
-                bad_words_ids=_bad_words_ids(self.loaded.tokenizer, params.bad_words),
+                bad_words_ids=(
+                    self.loaded.tokenizer.encode_bad_words(params.bad_words)
+                    if params.bad_words
+                    else ()
+                ),
             ),
             output_token_ids=output_token_ids,
             block_ids=list(new.block_ids[0]),
@@ -287,6 +291,8 @@ class ModelRunner:
             block_table=inputs.block_table,
             block_size=self.block_size,
             device=device,
+            windows=self.loaded.windows,
+            is_softcapped=self.loaded.is_softcapped,
         )
         output: Any = self.loaded.module(
             input_ids=torch.from_numpy(inputs.token_ids).to(device)[None],
@@ -299,23 +305,3 @@ class ModelRunner:
         )
         logits: Tensor = output.logits[0]
         return logits
-
-
-def _bad_words_ids(tokenizer: Any, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Each word as tokens, as it stands at the beginning of a text and after a space.
-
-    The second form counts where it only begins with another token, as in vLLM.
-    """
-    forms = []
-    for word in words:
-        plain, spaced = (_encode(tokenizer, prefix + word.lstrip()) for prefix in ("", " "))
-        forms.append(plain)
-        if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
-            forms.append(spaced)
-    return tuple(form for form in forms if form)
-
-
-def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    # transformers gives a list, others an object with `ids`.
-    return tuple(getattr(encoding, "ids", encoding))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,16 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lmscope.checks import nearest
-from lmscope.config import cache_folder
 from lmscope.models.attention import ATTENTION_NAME
-from lmscope.models.cache import locked_cache, scratch_folder
-from lmscope.models.demo import ensure_demo_model
-from lmscope.models.support import check_supported
+from lmscope.models.model_folder import in_which_files
+from lmscope.models.model_source import find_model
+from lmscope.models.support import check_supported, longest_unstretched_length, rope_settings
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -42,8 +42,10 @@ class LoadedModel:
     """A model that is ready to run, and what others must know of it.
 
     module           in eval mode, without gradients; its attention needs a batch of ours
-    tokenizer        transformers' own, or the one that was given; None: there is none
+    tokenizer        what was loaded or given; None: there is none
     path             a hub id or a folder; transformers loads the same model from it
+    windows          each sliding window that some layer has, once; None: a layer without one
+    is_softcapped    some layer's attention scores have a soft cap
     eos_token_id     the tokenizer's; where it has none, the first of the next
     eos_token_ids    every id that the generation config ends a text with
     """
@@ -57,6 +59,8 @@ class LoadedModel:
     num_kv_heads: int
     head_size: int
     vocab_size: int
+    windows: tuple[int | None, ...]
+    is_softcapped: bool
     dtype: torch.dtype
     device: torch.device
     eos_token_id: int | None
@@ -80,31 +84,35 @@ def load_model(
     model: str | Path,
     *,
     tokenizer: Any = None,
+    load_tokenizer: Callable[[str], Any] | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
-    show_progress: bool = True,
+    show_progress: bool | None = None,
 ) -> LoadedModel:
-    """Load weights and tokenizer, and prove that the model runs right.
+    """Load weights and perhaps a tokenizer, and prove that the model runs right.
 
-    model        "demo", a hub id, a folder, or a .gguf file. Weights are safetensors or GGUF;
-                 nothing is unpickled
-    tokenizer    the model's own unless given: another hub id or folder, or an object
-    dtype        "auto": what the checkpoint has, and float32 on a CPU, which is several times
-                 slower with less
-    device       "auto": CUDA where there is any
+    model            "demo", a hub id, a folder, or a .gguf file. Weights are safetensors or
+                     GGUF; nothing is unpickled
+    tokenizer        the model's own unless given: another hub id or folder, or an object
+    load_tokenizer   makes a tokenizer of a folder or a hub id; without it none is loaded
+    dtype            "auto": what the checkpoint has, and float32 on a CPU, which is several
+                     times slower with less
+    device           "auto": CUDA where there is any
+    show_progress    bars on stderr; None: where somebody sees them, in a terminal or notebook
 
     Raises ValueError when there is no such model, when its files do not fit together, and when
     lmscope cannot run it; LmscopeError when the demo model cannot be fetched.
     """
     chosen_device = _choose_device(device)
-    source = _find(model, show_progress)
+    are_bars_shown = _is_stderr_watched() if show_progress is None else show_progress
+    source = find_model(model, are_bars_shown)
     options = {"trust_remote_code": trust_remote_code}
-    with _transformers_progress(show_progress):
+    with _transformers_progress(are_bars_shown):
         config = _load_config(source, options)
         chosen_dtype = _choose_dtype(dtype, config, chosen_device)
         module = _load_module(source, config, chosen_dtype, options)
-        loaded_tokenizer = _load_tokenizer(tokenizer, source, options)
+        loaded_tokenizer = _load_tokenizer(tokenizer, source, load_tokenizer)
     module = module.to(chosen_device).eval().requires_grad_(False)
     shape = check_supported(module)
 
@@ -116,7 +124,7 @@ def load_model(
         module=module,
         tokenizer=loaded_tokenizer,
         path=source,
-        max_model_len=_max_model_len(text_config),
+        max_model_len=_max_model_len(source, text_config),
         **shape._asdict(),
         dtype=chosen_dtype,
         device=chosen_device,
@@ -135,74 +143,17 @@ def load_model(
     return loaded
 
 
-def _find(model: str | Path, show_progress: bool) -> str:
-    """The folder or hub id that transformers loads `model` from; checks a folder's files."""
-    if model == "demo":
-        return str(ensure_demo_model(show_progress))
-    path = Path(model).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ValueError(f"there is no file {str(model)!r}; check the path of the GGUF file")
-        return str(_converted(path, show_progress))
-    if path.is_dir():
-        _check_folder(path)
-        return str(path)
-    # A hub id is one name or two; anything else was meant as a path.
-    if isinstance(model, Path) or model.count("/") > 1 or model.startswith((".", "/", "~")):
-        raise ValueError(
-            f"there is no folder {str(model)!r}; give a folder with safetensors, a .gguf file, "
-            'a hub id such as "Qwen/Qwen3-0.6B", or "demo"'
-        )
-    return model
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"{folder} has no config.json, so it is not a model that transformers saved; "
-            "give the folder that save_pretrained() wrote"
-        )
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt") for path in folder.glob(pattern))
-    if pickled:
-        raise ValueError(
-            f"{folder} has its weights in {pickled[0]}, which can run any code when it is read; "
-            "lmscope reads safetensors only, so load it once with transformers and save it with "
-            "save_pretrained()"
-        )
-    raise ValueError(f"{folder} has no weights; it must hold model.safetensors or its parts")
-
-
-def _converted(file: Path, show_progress: bool) -> Path:
-    """The folder made of a GGUF file, kept in the cache until the file changes."""
-    state = file.stat()
-    identity = f"{file.resolve()}|{state.st_size}|{state.st_mtime_ns}"
-    folder = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    target = cache_folder() / "gguf" / folder
-    if target.is_dir():
-        return target
-    with locked_cache() as cache:
-        if not target.is_dir():
-            # Here, not above: other models need not load gguf.
-            from lmscope.models.gguf_file import convert_gguf
-
-            with scratch_folder(cache) as scratch:
-                converted = scratch / folder
-                converted.mkdir()
-                convert_gguf(file, converted, show_progress=show_progress)
-                target.parent.mkdir(exist_ok=True)
-                os.replace(converted, target)
-    return target
-
-
 def _load_config(source: str, options: dict[str, Any]) -> Any:
     try:
         config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        advice = (
+            "check its config.json, and that transformers knows this architecture"
+            if Path(source).is_dir()
+            else "check the name and the connection, or give a folder"
+        )
         raise ValueError(
-            f"the config of {source!r} cannot be loaded ({_first_line(error)}); check the name, "
-            "the connection, and that transformers knows this architecture"
+            f"the config of {source!r} cannot be loaded ({_in_one_line(error)}); {advice}"
         ) from error
     return config
 
@@ -210,6 +161,7 @@ def _load_config(source: str, options: dict[str, Any]) -> Any:
 def _load_module(
     source: str, config: Any, dtype: torch.dtype, options: dict[str, Any]
 ) -> torch.nn.Module:
+    """The model with all of its weights, or ValueError with what does not fit."""
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -217,30 +169,74 @@ def _load_module(
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
+            # Otherwise the shapes that do not fit go to a log and not into the error.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ValueError(
             f"{source!r} cannot be loaded as a language model of type "
-            f"{config.model_type!r}: {_first_line(error)}"
+            f"{config.model_type!r}: {_why(error, config)}"
         ) from error
     unset, unused = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
-    if unset or unused:
+    misshapen = sorted(
+        f"{name} {tuple(found)} for {tuple(wanted)}"
+        for name, found, wanted in report["mismatched_keys"]
+    )
+    if unset or unused or misshapen:
         # Such parameters would be random numbers, and such weights left out.
+        folder = Path(source)
+        files = in_which_files(folder, unset) if unset and folder.is_dir() else ()
         raise ValueError(
             f"the weights of {source!r} do not fit {type(module).__name__}: "
-            f"missing {unset[:8] or 'nothing'}, unused {unused[:8] or 'nothing'}; "
+            f"missing {unset[:8] or 'nothing'}{' in ' if files else ''}{', '.join(files)}, "
+            f"unused {unused[:8] or 'nothing'}"
+            f"{', of another shape ' if misshapen else ''}{', '.join(misshapen[:8])}; "
             "fetch its files again"
         )
     loaded: torch.nn.Module = module
+    _tie(loaded, source)
     return loaded
 
 
-def _load_tokenizer(tokenizer: Any, source: str, options: dict[str, Any]) -> Any:
-    """The model's tokenizer, or the one given; None when the model has none."""
+def _why(error: Exception, config: Any) -> str:
+    """What a model class could not do; of a missing key, transformers says the bare key."""
+    if error.args == (ATTENTION_NAME,):
+        return "its attention is its own and takes no other, so it cannot run in lmscope"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder model, which lmscope cannot run"
+    if "use_safetensors" in str(error):
+        return "it has no safetensors, and other weights can run any code when they are read"
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    for rope in rope_settings(config.get_text_config(decoder=True)):
+        kind = str(rope.get("rope_type", "default"))
+        if kind not in known:
+            return f"its rotary embedding is of type {kind!r}; {nearest(kind, known)}"
+    return _in_one_line(error)
+
+
+def _tie(module: Any, source: str) -> None:
+    """Make a tied model's head its embedding, also where the checkpoint holds another head."""
+    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+    is_tied = getattr(module.config, "tie_word_embeddings", False)
+    if is_tied and head is not None and head.weight is not embedding.weight:
+        logger.warning(
+            "%s has a head other than its embedding, and its config says that they are tied; "
+            "the embedding is used for both",
+            source,
+        )
+        head.weight = embedding.weight
+
+
+def _load_tokenizer(
+    tokenizer: Any, source: str, load_tokenizer: Callable[[str], Any] | None
+) -> Any:
+    """The model's tokenizer, or the one given; None when there is none or nobody loads it."""
     if tokenizer is not None and not isinstance(tokenizer, (str, Path)):
         return tokenizer
+    if load_tokenizer is None:
+        return None
     place = source if tokenizer is None else str(tokenizer)
     folder = Path(place)
     if (
@@ -251,10 +247,10 @@ def _load_tokenizer(tokenizer: Any, source: str, options: dict[str, Any]) -> Any
         logger.warning("%s has no tokenizer, so prompts must be token ids", source)
         return None
     try:
-        return AutoTokenizer.from_pretrained(place, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        return load_tokenizer(place)
+    except Exception as error:  # tokenizers raises nothing narrower for a file it cannot read
         raise ValueError(
-            f"the tokenizer of {place!r} cannot be loaded ({_first_line(error)}); "
+            f"the tokenizer of {place!r} cannot be loaded ({_in_one_line(error)}); "
             "give another with tokenizer=, a hub id, a folder or an object"
         ) from error
 
@@ -285,21 +281,43 @@ def _choose_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -
     return dtype
 
 
-def _max_model_len(config: Any) -> int:
-    for name in _LENGTH_NAMES:
-        length = getattr(config, name, None)
-        if isinstance(length, int) and length > 0:
-            return length
-    raise ValueError(
-        f"the config of this {config.model_type} model states no greatest length "
-        f"({', '.join(_LENGTH_NAMES)}); add max_position_embeddings to its config.json"
+def _max_model_len(source: str, config: Any) -> int:
+    lengths = [getattr(config, name, None) for name in _LENGTH_NAMES]
+    length = next((each for each in lengths if isinstance(each, int) and each > 0), None)
+    if length is None:
+        raise ValueError(
+            f"the config of this {config.model_type} model states no greatest length "
+            f"({', '.join(_LENGTH_NAMES)}); add max_position_embeddings to its config.json"
+        )
+    unstretched = longest_unstretched_length(config)
+    if unstretched is None:
+        return length
+    kind, limit = unstretched
+    # Keys in the cache, and other requests in the batch, would need another stretch.
+    logger.warning(
+        "the rotary embedding of %s (%s) changes for all of a batch when a request gets longer "
+        "than %d tokens; the model runs up to that length",
+        source,
+        kind,
+        limit,
     )
+    return min(length, limit)
 
 
 def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(dict.fromkeys(value))
+
+
+def _is_stderr_watched() -> bool:
+    """Whether somebody sees a bar: in a notebook or a terminal, not in a log or a test."""
+    # A kernel has loaded IPython; here it must not be.
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
+        return True
+    is_terminal: Callable[[], bool] | None = getattr(sys.stderr, "isatty", None)
+    return is_terminal is not None and is_terminal()
 
 
 @contextmanager
@@ -316,5 +334,7 @@ def _transformers_progress(show: bool) -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
+def _in_one_line(error: BaseException) -> str:
+    """The beginning of a message: its first line, and the next where that ends in a colon."""
+    lines = [line.strip() for line in str(error).strip().split("\n")]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:300]

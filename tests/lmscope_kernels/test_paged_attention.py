@@ -36,17 +36,19 @@ def make_requests(seq_lens, num_kv_heads, head_size, block_size):
     return keys, values, key_cache, value_cache, block_table
 
 
-def dense_attention(query, key, value, scale):
+def dense_attention(query, key, value, scale, window=None, softcap=None):
     """Causal attention written out in float64, row by row and head by head."""
     num_rows, num_heads, _ = query.shape
     output = torch.empty_like(query, dtype=torch.float64)
     for row in range(num_rows):
-        num_visible = key.shape[0] - num_rows + row + 1
+        end = key.shape[0] - num_rows + row + 1
+        visible = slice(0 if window is None else max(end - window, 0), end)
         for head in range(num_heads):
             kv_head = head * key.shape[1] // num_heads
-            visible_keys = key[:num_visible, kv_head].double()
-            weights = torch.softmax(visible_keys @ query[row, head].double() * scale, dim=0)
-            output[row, head] = weights @ value[:num_visible, kv_head].double()
+            scores = key[visible, kv_head].double() @ query[row, head].double() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            output[row, head] = scores.softmax(dim=0) @ value[visible, kv_head].double()
     return output
 
 
@@ -59,10 +61,13 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, None), (1, None), (8, None), (None, 2.0), (8, 2.0)]
+)
 @pytest.mark.parametrize("block_size", [1, 2, 16])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SHAPES)
 def test_the_reference_is_dense_attention_over_a_shuffled_cache(
-    num_heads, num_kv_heads, head_size, block_size
+    num_heads, num_kv_heads, head_size, block_size, window, softcap
 ):
     seq_lens, query_lens = [5, 33, 1, 16], [1, 20, 1, 16]  # decode, chunk, new, whole prompt
     keys, values, key_cache, value_cache, block_table = make_requests(
@@ -72,12 +77,21 @@ def test_the_reference_is_dense_attention_over_a_shuffled_cache(
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
 
     output = paged_attention_reference(
-        query, key_cache, value_cache, block_table, torch.tensor(seq_lens), starts, 0.3
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        torch.tensor(seq_lens),
+        starts,
+        0.3,
+        window,
+        softcap,
     )
 
     for request, (start, length) in enumerate(zip(starts.tolist(), query_lens, strict=False)):
         rows = slice(start, start + length)
-        expected = dense_attention(query[rows], keys[request], values[request], 0.3)
+        own = keys[request], values[request]
+        expected = dense_attention(query[rows], *own, 0.3, window, softcap)
         assert relative_error(output[rows], expected) < 1e-6
     assert output[sum(query_lens) :].count_nonzero() == 0
 
@@ -99,9 +113,10 @@ def test_the_reference_passes_over_a_request_without_rows():
     assert relative_error(output, dense_attention(query, keys[1], values[1], 1.0)) < 1e-6
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SHAPES)
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_one_row_each_equals_the_reference(num_heads, num_kv_heads, head_size, block_size):
+def test_one_row_each_equals_the_reference(num_heads, num_kv_heads, head_size, block_size, softcap):
     seq_lens = [7, 40, 1]
     _, _, key_cache, value_cache, block_table = make_requests(
         seq_lens, num_kv_heads, head_size, block_size
@@ -114,25 +129,66 @@ def test_one_row_each_equals_the_reference(num_heads, num_kv_heads, head_size, b
     bias = torch.zeros(3, 40).masked_fill(is_past, -torch.inf)[:, None, None]
 
     output = attend_one_row_each(
-        query, key_cache, value_cache, slots.masked_fill(is_past, 0).flatten().long(), bias, 0.2
+        query,
+        key_cache,
+        value_cache,
+        slots.masked_fill(is_past, 0).flatten().long(),
+        bias,
+        0.2,
+        softcap,
     )
 
     expected = paged_attention_reference(
-        query, key_cache, value_cache, block_table, torch.tensor(seq_lens), torch.arange(4), 0.2
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        torch.tensor(seq_lens),
+        torch.arange(4),
+        0.2,
+        softcap=softcap,
     )
     assert relative_error(output, expected.double()) < 1e-6
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SHAPES)
 @pytest.mark.parametrize(("num_rows", "num_keys"), [(12, 12), (5, 30), (2, 3)])
-def test_many_rows_equal_dense_attention(num_heads, num_kv_heads, head_size, num_rows, num_keys):
+def test_many_rows_equal_dense_attention(
+    num_heads, num_kv_heads, head_size, num_rows, num_keys, softcap
+):
     query = torch.randn(num_rows, num_heads, head_size)
     key = torch.randn(num_keys, num_kv_heads, head_size)
     value = torch.randn(num_keys, num_kv_heads, head_size)
     position = torch.arange(num_keys - num_rows, num_keys)
     is_later = torch.arange(num_keys) > position[:, None]
     bias = torch.zeros(num_rows, num_keys).masked_fill(is_later, -torch.inf)
+    if num_rows == num_keys and softcap is None:
+        bias = None
 
-    output = attend_many_rows(query, key, value, None if num_rows == num_keys else bias, 0.25)
+    output = attend_many_rows(query, key, value, bias, 0.25, softcap)
 
-    assert relative_error(output, dense_attention(query, key, value, 0.25)) < 1e-6
+    expected = dense_attention(query, key, value, 0.25, softcap=softcap)
+    assert relative_error(output, expected) < 1e-6
+
+
+def test_a_soft_cap_over_more_rows_than_are_scored_at_a_time(monkeypatch):
+    query, key, value = torch.randn(7, 6, 8), torch.randn(9, 2, 8), torch.randn(9, 2, 8)
+    bias = torch.zeros(7, 9).masked_fill(torch.ones(7, 9).triu(3) > 0, -torch.inf)
+    at_once = attend_many_rows(query, key, value, bias, 0.25, 2.0)
+    monkeypatch.setattr("lmscope_kernels.paged_attention._ROWS_OF_SCORES", 3)
+
+    in_parts = attend_many_rows(query, key, value, bias, 0.25, 2.0)
+
+    torch.testing.assert_close(in_parts, at_once)
+    assert relative_error(at_once, dense_attention(query, key, value, 0.25, softcap=2.0)) < 1e-6
+
+
+def test_a_soft_cap_keeps_scores_small():
+    """Without the cap the first key would have all of the weight."""
+    query, key = torch.tensor([[[100.0]]]), torch.tensor([[[1.0]], [[0.0]]])
+    value, bias = torch.tensor([[[1.0]], [[0.0]]]), torch.zeros(1, 2)
+
+    output = attend_many_rows(query, key, value, bias, 1.0, 3.0)
+
+    assert output.item() == pytest.approx(torch.sigmoid(torch.tensor(3.0)).item())

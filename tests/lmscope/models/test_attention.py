@@ -9,18 +9,14 @@ from lmscope_kernels.paged_attention import paged_attention_reference
 from lmscope_kernels.store_kv import store_kv_reference
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-from lmscope.models.attention import (
-    ATTENTION_NAME,
-    BatchView,
-    KVCache,
-    _groups_of_like_length,
-    paged_attention,
-)
+from lmscope.models.attention import ATTENTION_NAME, BatchView, KVCache, paged_attention
 
 CPU = torch.device("cpu")
 
 
-def make_batch(seq_lens, query_lens, block_size, padded_tokens=0, padded_reqs=0, num_blocks=200):
+def make_batch(
+    seq_lens, query_lens, block_size, padded_tokens=0, padded_reqs=0, num_blocks=200, **layers
+):
     """A BatchView over shuffled block tables, and the cache that it belongs to."""
     rng = np.random.default_rng(0)
     max_blocks = -(-max(seq_lens) // block_size)
@@ -49,10 +45,20 @@ def make_batch(seq_lens, query_lens, block_size, padded_tokens=0, padded_reqs=0,
         block_table=table,
         block_size=block_size,
         device=CPU,
+        **layers,
     )
 
 
-def attend_and_expect(batch, num_heads, num_kv_heads, head_size, block_size, num_blocks=200):
+def attend_and_expect(
+    batch,
+    num_heads,
+    num_kv_heads,
+    head_size,
+    block_size,
+    num_blocks=200,
+    window=None,
+    softcap=None,
+):
     """What a layer gets, and what the two references give for the same."""
     torch.manual_seed(0)
     num_rows = len(batch.positions)
@@ -64,28 +70,35 @@ def attend_and_expect(batch, num_heads, num_kv_heads, head_size, block_size, num
     expected_caches = key_cache.clone(), value_cache.clone()
     store_kv_reference(key, value, *expected_caches, batch.slot_mapping)
     expected = paged_attention_reference(
-        query, *expected_caches, batch.block_table, batch.seq_lens, batch.query_start_loc, 0.3
+        query,
+        *expected_caches,
+        batch.block_table,
+        batch.seq_lens,
+        batch.query_start_loc,
+        0.3,
+        window,
+        softcap,
     )
 
-    output = batch.attend(query, key, value, key_cache, value_cache, 0.3)
+    output = batch.attend(query, key, value, key_cache, value_cache, 0.3, window, softcap)
 
     assert torch.equal(key_cache, expected_caches[0])
     assert torch.equal(value_cache, expected_caches[1])
     return output, expected
 
 
+BATCHES = [
+    ([9, 1, 17], [1, 1, 1]),  # decode, one of them at its first token
+    ([6, 6], [1, 1]),  # decode without padding
+    ([5], [5]),  # a whole prompt
+    ([12, 30], [5, 30]),  # a later chunk, a whole prompt
+    ([7, 20, 3, 11, 1], [1, 4, 3, 1, 1]),  # all of it
+]
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 16])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), [(9, 3, 64), (4, 4, 16)])
-@pytest.mark.parametrize(
-    ("seq_lens", "query_lens"),
-    [
-        ([9, 1, 17], [1, 1, 1]),  # decode, one of them at its first token
-        ([6, 6], [1, 1]),  # decode without padding
-        ([5], [5]),  # a whole prompt
-        ([12, 30], [5, 30]),  # a later chunk, a whole prompt
-        ([7, 20, 3, 11, 1], [1, 4, 3, 1, 1]),  # all of it
-    ],
-)
+@pytest.mark.parametrize(("seq_lens", "query_lens"), BATCHES)
 def test_equals_the_references(
     seq_lens, query_lens, num_heads, num_kv_heads, head_size, block_size
 ):
@@ -94,6 +107,46 @@ def test_equals_the_references(
     output, expected = attend_and_expect(batch, num_heads, num_kv_heads, head_size, block_size)
 
     torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 16, 17, 100])
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize(("seq_lens", "query_lens"), BATCHES)
+def test_a_window_and_a_soft_cap_equal_the_references(
+    seq_lens, query_lens, block_size, window, softcap
+):
+    layers = {"windows": (window, None), "is_softcapped": softcap is not None}
+    batch = make_batch(seq_lens, query_lens, block_size, **layers)
+
+    for used in (window, None):
+        output, expected = attend_and_expect(
+            batch, 6, 2, 16, block_size, window=used, softcap=softcap
+        )
+        torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_keys_outside_the_window_are_not_read():
+    """A cache that is NaN there shows it: NaN times a weight of zero is NaN."""
+    batch = make_batch([30, 12, 25], [1, 6, 1], 4, windows=(5,))
+    key_cache, value_cache = (torch.zeros(200, 4, 2, 16) for _ in range(2))
+    for request, first in enumerate([25, 2, 20]):
+        for position in range(first):
+            place = batch.block_table[request, position // 4], position % 4
+            key_cache[place] = value_cache[place] = torch.nan
+    rows = torch.randn(8, 2, 16)
+
+    output = batch.attend(rows, rows, rows, key_cache, value_cache, 0.3, 5)
+
+    assert output.isfinite().all()
+
+
+def test_windows_that_hide_nothing_share_one_plan():
+    batch = make_batch([9, 30], [1, 30], 4, windows=(8, None, 30, 64))
+
+    plans = batch._plans
+    assert plans[None] is plans[30] is plans[64]
+    assert plans[8] is not plans[None]
 
 
 def test_padding_is_neither_stored_nor_attended_to():
@@ -114,20 +167,8 @@ def test_requests_of_very_different_lengths_are_not_all_padded_to_the_longest():
     output, expected = attend_and_expect(batch, 9, 3, 64, 16, num_blocks=300)
 
     torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
-    num_slots = sum(len(group.slots) for group in batch._one_row_each)
-    assert num_slots < sum(seq_lens) + 512
-
-
-def test_groups_hold_every_request_once_in_order():
-    seq_lens = np.array([600, 20, 9, 580, 1, 25, 0, 130], dtype=np.int32)
-    requests = np.array([0, 1, 3, 4, 5, 7])
-
-    groups = _groups_of_like_length(requests, seq_lens)
-
-    assert [group.tolist() for group in groups] == [[0, 3], [1, 4, 5, 7]]
-    assert _groups_of_like_length(requests[:0], seq_lens) == []
-    alike = _groups_of_like_length(np.array([1, 4, 5]), seq_lens)
-    assert [group.tolist() for group in alike] == [[1, 4, 5]]
+    plan = batch._plans[None]
+    assert sum(len(group.slots) for group in plan.one_row_each) < sum(seq_lens) + 512
 
 
 def test_a_cache_begins_with_zeros_in_the_shape_of_blocks():

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    FalconConfig,
+    AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
-    Qwen2Config,
-    T5Config,
 )
 
 from lmscope.models.attention import ATTENTION_NAME
-from lmscope.models.loader import load_model
+from lmscope.models.loader import _is_stderr_watched, load_model
 
 SETTINGS = {
     "vocab_size": 97,
@@ -80,6 +81,12 @@ def test_the_module_is_ready_to_run_with_our_attention(folder):
     assert not any(parameter.requires_grad for parameter in module.parameters())
     assert module.config._attn_implementation == ATTENTION_NAME
     assert AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation == "sdpa"
+
+
+def test_knows_how_its_layers_attend(folder):
+    loaded = load(folder)
+
+    assert (loaded.windows, loaded.is_softcapped) == ((None,), False)
 
 
 def test_shared_weights_are_counted_once(tmp_path):
@@ -147,14 +154,29 @@ def test_a_given_tokenizer_is_taken_as_it_is_and_names_the_end(folder):
 
 def test_a_folder_without_a_tokenizer_loads_and_warns(folder, caplog):
     with caplog.at_level(logging.WARNING, logger="lmscope"):
-        loaded = load(folder)
+        loaded = load(folder, load_tokenizer=pytest.fail)
 
     assert loaded.tokenizer is None
     assert "has no tokenizer, so prompts must be token ids" in caplog.text
 
 
+def test_no_tokenizer_is_loaded_unless_there_is_something_to_load_it_with(folder, caplog):
+    (folder / "tokenizer.json").write_text("{}")
+
+    assert load(folder).tokenizer is None
+    assert "tokenizer" not in caplog.text
+
+
+def test_the_tokenizer_is_what_was_made_of_the_folder(folder):
+    (folder / "tokenizer.json").write_text("{}")
+
+    loaded = load(folder, load_tokenizer=lambda place: ("made of", place))
+
+    assert loaded.tokenizer == ("made of", str(folder))
+
+
 def test_a_tokenizer_may_come_from_another_folder(folder, demo_model):
-    loaded = load(folder, tokenizer=demo_model)
+    loaded = load(folder, tokenizer=demo_model, load_tokenizer=AutoTokenizer.from_pretrained)
 
     assert loaded.tokenizer.encode("123") == [33, 34, 35]
     assert loaded.eos_token_id == 2
@@ -176,7 +198,7 @@ def test_a_gguf_file_loads_and_is_converted_once(tmp_path, cache, write_gguf, mo
     file = tmp_path / "tiny.gguf"
     original = write_gguf(file, "qwen3")
 
-    loaded = load(file)
+    loaded = load(file, load_tokenizer=AutoTokenizer.from_pretrained)
 
     assert loaded.path.startswith(str(cache / "gguf" / "tiny-"))
     assert loaded.tokenizer.eos_token_id == loaded.eos_token_id == 257
@@ -244,36 +266,6 @@ def test_an_unknown_architecture(folder):
         load(folder)
 
 
-def test_a_model_that_is_no_language_model(tmp_path):
-    config = T5Config(vocab_size=32, d_model=16, num_layers=1, num_heads=2, d_ff=16, d_kv=8)
-    config.save_pretrained(tmp_path)
-    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-
-    with pytest.raises(ValueError, match="cannot be loaded as a language model of type 't5'"):
-        load(tmp_path)
-
-
-def test_a_model_that_will_not_take_our_attention(tmp_path):
-    config = FalconConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, alibi=True
-    )
-    save_model(tmp_path, config)
-
-    with pytest.raises(ValueError, match="'falcon'"):
-        load(tmp_path)
-
-
-def test_a_model_that_cannot_run_right(tmp_path):
-    config = Qwen2Config(
-        **{key: value for key, value in SETTINGS.items() if key != "head_dim"},
-        use_sliding_window=True, max_window_layers=0, sliding_window=8,
-    )  # fmt: skip
-    save_model(tmp_path, config)
-
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM cannot run in lmscope"):
-        load(tmp_path)
-
-
 def test_a_weight_that_is_missing_is_named(folder):
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
@@ -293,9 +285,18 @@ def test_a_weight_that_would_be_left_out_is_named(folder):
 
 
 def test_a_weight_of_another_shape_is_refused(folder):
-    edit_config(folder, intermediate_size=32)
+    edit_config(folder, vocab_size=96)
 
-    with pytest.raises(ValueError, match="cannot be loaded as a language model of type 'llama'"):
+    with pytest.raises(
+        ValueError, match=r"of another shape lm_head\.weight \(97, 48\) for \(96, 48\)"
+    ):
+        load(folder)
+
+
+def test_a_config_that_contradicts_itself(folder):
+    edit_config(folder, num_attention_heads=7)
+
+    with pytest.raises(ValueError, match=r"the config of .* \(Class validation .* heads \(7\)"):
         load(folder)
 
 
@@ -330,7 +331,7 @@ def test_a_tokenizer_that_cannot_be_read(folder):
     (folder / "tokenizer.json").write_text("{}")
 
     with pytest.raises(ValueError, match=r"the tokenizer of '.*' cannot be loaded .* tokenizer="):
-        load(folder)
+        load(folder, load_tokenizer=AutoTokenizer.from_pretrained)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +364,33 @@ def test_progress_is_shown_or_not_and_the_setting_of_transformers_stays(folder, 
     assert "Loading weights" not in quiet
     assert "Loading weights" in loud
     assert transformers_logging.is_progress_bar_enabled()
+
+
+def test_progress_is_not_shown_where_nobody_sees_it(folder, capfd):
+    load_model(folder)
+
+    assert capfd.readouterr().err == ""
+
+
+def test_a_terminal_and_a_notebook_are_seen_and_a_log_is_not(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    for stream, is_seen in [
+        (io.StringIO(), False),
+        (None, False),
+        (object(), False),
+        (SimpleNamespace(isatty=lambda: True), True),
+    ]:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert _is_stderr_watched() == is_seen
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    for shell, is_seen in [
+        (None, False),
+        (SimpleNamespace(), False),  # the IPython of a terminal
+        (SimpleNamespace(kernel=object()), True),
+    ]:
+        ipython = SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        assert _is_stderr_watched() == is_seen
 
 
 def test_a_folder_that_moved_still_loads(tmp_path, folder):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from lmscope import LLM
 from lmscope.models.attention import ATTENTION_NAME, BatchView, KVCache
 from lmscope.models.support import ModelShape, check_supported
 
@@ -27,12 +28,23 @@ COMMON = {
 NO_KV_HEADS = {
     key: value for key, value in COMMON.items() if key not in ("num_key_value_heads", "head_dim")
 }
+MIXED = ["sliding_attention", "full_attention"]
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 RUNS = {
     "Llama": COMMON,
     "Qwen2": COMMON,
     "Qwen3": COMMON,
-    "Mistral": {**COMMON, "sliding_window": None},
+    "Qwen2 with windows": {
+        **COMMON, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4,
+    },
+    "Mistral without a window": {**COMMON, "sliding_window": None},
+    "Mistral": {**COMMON, "sliding_window": 4},
+    "Mixtral": {**COMMON, "num_local_experts": 4, "sliding_window": 4},
+    "Gemma2": {**COMMON, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+    "Gemma3": {**COMMON, "sliding_window": 4, "layer_types": MIXED},
+    "Cohere2": {**COMMON, "sliding_window": 4, "layer_types": MIXED},
+    "Olmo3": {**COMMON, "sliding_window": 4, "layer_types": MIXED},
+    "Phi3": {**NO_KV_HEADS, "sliding_window": 4},
     "Qwen3Moe": {**COMMON, **EXPERTS},
     "Olmo2": COMMON,
     "Granite": {**COMMON, "logits_scaling": 3.0},
@@ -43,9 +55,18 @@ RUNS = {
     },
     "GPTNeoX": NO_KV_HEADS,
 }  # fmt: skip
-# Scaled rotary embeddings whose frequencies do not depend on what else is in the batch.
+# Scaled rotary embeddings; dynamic and longrope are plain up to the length of the model.
 for _kind, _more in (
     ("linear", {}),
+    ("dynamic", {}),
+    (
+        "longrope",
+        {
+            "short_factor": [1.5] * 8,
+            "long_factor": [3.0] * 8,
+            "original_max_position_embeddings": 64,
+        },
+    ),
     ("yarn", {"original_max_position_embeddings": 4}),
     (
         "llama3",
@@ -56,9 +77,27 @@ for _kind, _more in (
     RUNS[f"Llama with {_kind} scaling"] = {**COMMON, "rope_parameters": _rope}
 REFUSED = {
     "Bloom": ({"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "does not call"),
-    "Mpt": ({"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4}, "fails"),
-    "Mistral": ({**COMMON, "sliding_window": 16}, r"sliding_window \(16\)"),
-    "Gemma2": (COMMON, "sliding_attention"),
+    "Mpt": (
+        {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4},
+        "fails before it has called the attention",
+    ),
+    # Its window is in the mask alone.
+    "Phimoe": (
+        {**COMMON, "num_local_experts": 4, "sliding_window": 16},
+        "a window of 16 tokens in its config, and asks for None",
+    ),
+    "DeepseekV3": (
+        {
+            **NO_KV_HEADS,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 2,
+        },
+        "keys of 16 and values of 8",
+    ),
     "GptOss": (
         {**COMMON, "num_local_experts": 4, "layer_types": ["full_attention"] * 2},
         "needs s_aux",
@@ -68,20 +107,16 @@ REFUSED = {
     "Llama4": ({**COMMON, "num_local_experts": 2}, "chunked_attention"),
     "Mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}, "linear_attention"),
     "FalconH1": (COMMON, "hybrid|from token to token"),
-    "StableLm": ({key: COMMON[key] for key in COMMON if key != "head_dim"}, "fails"),
+    "StableLm": ({**NO_KV_HEADS, "num_key_value_heads": 2}, "does not hand keyword arguments on"),
     "Bert": ({**NO_KV_HEADS, "is_decoder": False}, "not causal"),
-    "Llama": (
-        {**COMMON, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-        "dynamic",
-    ),
 }
+CLASSES = {"Llama4": "Llama4TextConfig", "Gemma3": "Gemma3TextConfig"}
 
 
 def make_module(name, settings, attention=ATTENTION_NAME):
     torch.manual_seed(0)
     name = name.split()[0]
-    config_name = {"Llama4": "Llama4TextConfig"}.get(name, name + "Config")
-    config = getattr(transformers, config_name)(**settings)
+    config = getattr(transformers, CLASSES.get(name, name + "Config"))(**settings)
     module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     return module.eval()
 
@@ -107,6 +142,8 @@ def paged_logits(module, shape, tokens, cuts):
             block_table=table[::-1].copy(),
             block_size=4,
             device=torch.device("cpu"),
+            windows=shape.windows,
+            is_softcapped=shape.is_softcapped,
         )
         with torch.inference_mode():
             logits = module(
@@ -123,7 +160,7 @@ def paged_logits(module, shape, tokens, cuts):
 @pytest.mark.parametrize("name", RUNS)
 def test_what_passes_the_check_gives_the_logits_of_transformers(name):
     module = make_module(name, RUNS[name])
-    plain = make_module(name, RUNS[name], attention="sdpa")
+    plain = make_module(name, RUNS[name], attention="eager")
     plain.load_state_dict(module.state_dict())
     tokens = [5, 9, 33, 41, 2, 15, 8, 50, 60, 21, 7, 40, 3]
 
@@ -136,11 +173,26 @@ def test_what_passes_the_check_gives_the_logits_of_transformers(name):
 
 
 def test_the_shape_is_what_was_seen_in_a_forward():
-    shape = check_supported(make_module("Qwen3", COMMON))
+    shape = check_supported(make_module("Gemma2", RUNS["Gemma2"]))
 
     assert shape == ModelShape(
-        num_layers=2, num_query_heads=4, num_kv_heads=2, head_size=16, vocab_size=64
+        num_layers=2,
+        num_query_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        vocab_size=64,
+        windows=(4, None),
+        is_softcapped=True,
     )
+    plain = check_supported(make_module("Qwen3", COMMON))
+    assert (plain.windows, plain.is_softcapped) == ((None,), False)
+
+
+def test_a_window_that_no_class_asks_for_means_nothing():
+    """Hub configs are full of keys that were copied along."""
+    shape = check_supported(make_module("Llama", {**COMMON, "sliding_window": 4}))
+
+    assert shape.windows == (None,)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -150,6 +202,57 @@ def test_refuses_by_name_and_says_why(name):
     module = make_module(name, settings)
 
     with pytest.raises(ValueError, match=rf"^{name}\w* cannot run in lmscope: .*({reason})"):
+        check_supported(module)
+
+
+# As a user meets them: saved in a folder, and refused before there is an engine.
+FOLDERS = {
+    "Bloom": (*REFUSED["Bloom"],),
+    "Mpt": (*REFUSED["Mpt"],),
+    "Falcon": (
+        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "alibi": True},
+        "its attention is its own and takes no other",
+    ),
+    "StableLm": (*REFUSED["StableLm"],),
+    "Mamba": (*REFUSED["Mamba"],),
+    "Lfm2": (*REFUSED["Lfm2"],),
+    "Qwen3Next": ({**COMMON, **EXPERTS}, "linear_attention"),
+    "Llama4": ({**COMMON, "num_local_experts": 2, "intermediate_size_mlp": 32}, "chunked"),
+    "GptOss": (*REFUSED["GptOss"],),
+    "T5": (
+        {"vocab_size": 64, "d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 16, "d_kv": 8},
+        "it is an encoder-decoder model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FOLDERS)
+def test_llm_refuses_by_name_and_says_why(tmp_path, name):
+    settings, reason = FOLDERS[name]
+    if name == "T5":
+        config = transformers.T5Config(**settings)
+        module = transformers.T5ForConditionalGeneration(config)
+    else:
+        module = make_module(name, settings, attention="eager")
+    module.save_pretrained(tmp_path)
+
+    with pytest.raises(ValueError, match=rf"(?i)\b{name}.*({reason})"):
+        LLM(tmp_path, num_kv_blocks=8)
+
+
+def test_refuses_a_module_that_places_tokens_by_their_row():
+    module = make_module("Llama", COMMON)
+    rotary = module.model.rotary_emb
+    plain_forward = rotary.forward
+
+    def by_row(x, position_ids):
+        return plain_forward(x, torch.arange(position_ids.shape[1])[None])
+
+    rotary.forward = by_row
+
+    with pytest.raises(ValueError, match="layer 0 places tokens by their row"):
         check_supported(module)
 
 

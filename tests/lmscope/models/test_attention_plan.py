@@ -1,0 +1,82 @@
+"""AttentionPlan: who is attended to together, and over which keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from lmscope.models.attention_plan import AttentionPlan, _groups_of_like_length
+
+CPU = torch.device("cpu")
+
+
+def build(seq_lens, query_lens, window=None, with_bias=False):
+    """A plan over blocks of 4 tokens; request r has the blocks 10 r + 1, 10 r + 2, ..."""
+    num_reqs = len(seq_lens)
+    return AttentionPlan.build(
+        query_start_loc=np.cumsum([0, *query_lens]).astype(np.int32),
+        seq_lens=np.array(seq_lens, dtype=np.int32),
+        block_table=10 * np.arange(num_reqs, dtype=np.int32)[:, None] + np.arange(1, 6, dtype="i4"),
+        block_size=4,
+        window=window,
+        with_bias=with_bias,
+        device=CPU,
+    )
+
+
+def visible(bias):
+    """0 and 1 in place of -inf and 0."""
+    return (bias == 0).int().tolist()
+
+
+def test_groups_hold_every_request_once_in_order():
+    num_keys = np.array([600, 20, 9, 580, 1, 25, 0, 130], dtype=np.int32)
+    requests = np.array([0, 1, 3, 4, 5, 7])
+
+    groups = _groups_of_like_length(requests, num_keys)
+
+    assert [group.tolist() for group in groups] == [[0, 3], [1, 4, 5, 7]]
+    assert _groups_of_like_length(requests[:0], num_keys) == []
+    alike = _groups_of_like_length(np.array([1, 4, 5]), num_keys)
+    assert [group.tolist() for group in alike] == [[1, 4, 5]]
+
+
+def test_requests_of_one_row_are_padded_to_the_longest():
+    (group,) = build([6, 2], [1, 1]).one_row_each
+
+    assert group.rows is None
+    assert group.slots.view(2, 6).tolist() == [[4, 5, 6, 7, 8, 9], [44, 45, 0, 0, 0, 0]]
+    assert visible(group.bias[:, 0, 0]) == [[1] * 6, [1, 1, 0, 0, 0, 0]]
+
+
+def test_a_window_leaves_the_last_keys_of_a_request():
+    (group,) = build([6, 2], [1, 1], window=3).one_row_each
+
+    assert group.slots.view(2, 3).tolist() == [[7, 8, 9], [44, 45, 0]]
+    assert visible(group.bias[:, 0, 0]) == [[1, 1, 1], [1, 1, 0]]
+
+
+def test_requests_longer_than_the_window_need_no_bias_and_no_grouping():
+    (group,) = build([9, 19, 5], [1, 1, 1], window=2).one_row_each
+
+    assert group.bias is None
+    assert group.slots.view(3, 2).tolist() == [[11, 12], [61, 62], [87, 88]]
+
+
+def test_a_chunk_reads_what_its_first_row_attends_to():
+    (segment,) = build([9], [3], window=4).many_rows
+
+    # Rows at positions 6, 7 and 8; the first attends to 3, 4, 5 and itself.
+    assert segment.slots.tolist() == [7, 8, 9, 10, 11, 12]
+    assert visible(segment.bias) == [[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]]
+
+
+def test_a_whole_prompt_needs_no_slots_and_a_bias_only_beyond_the_window():
+    (inside,) = build([3], [3], window=3).many_rows
+    (beyond,) = build([3], [3], window=2).many_rows
+    (written_out,) = build([3], [3], with_bias=True).many_rows
+
+    assert inside.slots is beyond.slots is written_out.slots is None
+    assert inside.bias is None
+    assert visible(beyond.bias) == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert visible(written_out.bias) == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
