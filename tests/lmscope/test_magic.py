@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import lmscope
 from lmscope import SamplingParams, SchedulerOutput, notebook
 from lmscope.llm import LLM
-from lmscope.magic import Outputs, split_prompts
+from lmscope.magic_commands import COMMANDS, Outputs, split_prompts
 
 
 @pytest.fixture
@@ -137,6 +137,18 @@ def test_splits_prompts(body: str, prompts: list[str]) -> None:
         ("watch nobody", "nobody is no engine; the engines here are llm"),
         ("watch --views blok", "did you mean 'blocks'"),
         ("save x.lmscope nothing", "nothing is no recording"),
+        ("step Nothing", "there is no one struct 'Nothing'"),
+        ("step -c 0", "count is 0"),
+        ("step", "the engine has no request"),
+        ("step -e nobody", "nobody is no engine"),
+        ("pause nobody", "nobody is no engine"),
+        ("why 77", "request id is '77', which is not live"),
+        ("why 0 -s 3", "rec is no engine and no recording"),
+        ("why", "the following arguments are required: request"),
+        ("replay /nowhere.lmscope", "No such file or directory"),
+        ("replay /nowhere.lmscope --speed fast", "invalid float value"),
+        ("debug --views blok", "did you mean 'blocks'"),
+        ("debug -o if", "'if' is no name for a variable"),
     ],
 )
 def test_a_wrong_line_is_one_sentence_without_a_traceback(
@@ -257,8 +269,95 @@ def test_records_and_saves(shell: Any, engine: LLM, tmp_path: Path) -> None:
     assert [record.text for record in recording.at().requests.values()] == ["abca"]
 
 
+def test_stops_steps_and_resumes_the_engine(
+    shell: Any, engine: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line(shell, "pause")
+    assert "stops at the first boundary to come" in capsys.readouterr().out
+    stream = engine.submit("hello", SamplingParams(max_tokens=5))
+    assert isinstance(line(shell, "step"), lmscope.EngineCoreRequest)
+    assert line(shell, "step model -c 2").step == 2
+    line(shell, "pause llm")
+    assert "stands at ModelRunnerOutput of step 2" in capsys.readouterr().out
+    line(shell, "status")
+    assert "1 live requests>, stands at ModelRunnerOutput of step 2" in capsys.readouterr().out
+    line(shell, "resume")
+    assert stream.wait(60).finished
+
+
+def test_debugs_an_engine_under_a_name_of_its_own(
+    shell: Any, engine: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line(shell, "debug -o d")
+    first = shell.user_ns["d"]
+    first.break_on("finish")
+    assert "<Debugger of scripted: paused before the next struct" in capsys.readouterr().out
+    line(shell, "debug llm -o d --views blocks")
+    assert shell.user_ns["d"] is not first
+    assert engine.gate.breakpoints == ()
+    assert engine.gate.is_closed
+    line(shell, "close d")
+    assert not engine.gate.is_closed
+
+
+def test_says_why_a_request_waits_now_and_in_a_recording(shell: Any, engine: LLM) -> None:
+    line(shell, "record")
+    line(shell, "pause")
+    engine.submit("hello", SamplingParams(max_tokens=5))
+    line(shell, "step scheduler")
+    assert "prefill: 5 tokens" in str(line(shell, "why 0"))
+    line(shell, "resume")
+    cell(shell, "generate -n 2 -q", "x")
+    assert "prefill: 5 tokens" in str(line(shell, "why 0 --step 1"))
+    assert "prefill: 5 tokens" in str(line(shell, "why 0 --step 1 -e rec"))
+
+
+def test_replays_a_file_or_a_variable(shell: Any, engine: LLM, tmp_path: Path) -> None:
+    line(shell, "record")
+    cell(shell, "generate -n 4 -q", "hello")
+    line(shell, f"save {tmp_path / 'run.lmscope'}")
+    line(shell, "replay rec --speed 1000")
+    first = shell.user_ns["player"]
+    assert first.speed == 1000
+    line(shell, f"replay {tmp_path / 'run.lmscope'}")
+    player = shell.user_ns["player"]
+    with pytest.raises(lmscope.EngineClosedError, match="was closed"):
+        first.seek(1)
+
+    line(shell, "debug player")
+    assert line(shell, "step scheduler -e player").step == 1
+    line(shell, "close player")
+    with pytest.raises(lmscope.EngineClosedError, match="was closed"):
+        player.seek(1)
+
+
+def test_a_replay_is_the_source_where_there_is_no_engine(shell: Any) -> None:
+    with make_engine() as engine, lmscope.record(engine) as recording:
+        engine.generate("hello", SamplingParams(max_tokens=3), use_tqdm=False)
+    shell.user_ns["kept"] = recording
+    line(shell, "replay kept")
+    assert isinstance(line(shell, "step"), lmscope.EngineCoreRequest)
+
+
+def test_unloading_ends_debuggers_recordings_and_replays(shell: Any, engine: LLM) -> None:
+    line(shell, "record")
+    cell(shell, "generate -n 4 -q", "hello")
+    line(shell, "replay rec")
+    line(shell, "debug")
+    names = shell.user_ns
+    notebook.unload_ipython_extension(shell)
+
+    assert not names["rec"].is_open
+    assert not names["dbg"].view.is_open
+    assert not engine.gate.is_closed
+    with pytest.raises(lmscope.EngineClosedError):
+        names["player"].seek(1)
+    assert engine.generate("again", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert not engine.tap.is_live
+
+
 def test_help_is_made_from_the_arguments(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("load", "watch", "generate", "record", "save", "close", "status"):
+    for name in COMMANDS:
         assert f"%lmscope {name}" in shell.find_line_magic("lmscope").__doc__
     line(shell, "generate --help")
 
@@ -275,11 +374,19 @@ def test_help_is_made_from_the_arguments(shell: Any, capsys: pytest.CaptureFixtu
         ("%lmscope generate --se", "--seed", "--view"),
         ("%lmscope watch l", "llm", "load"),
         ("%%lmscope gen", "generate", "watch"),
+        ("%lmscope step Sch", "SchedulerOutput", "RequestOutput"),
+        ("%lmscope why wait", "waiting one", "llm"),
+        ("%lmscope debug l", "llm", "load"),
+        ("%lmscope replay re", "recording", "llm"),
     ],
 )
 def test_completes_commands_options_and_engines(
     shell: Any, engine: LLM, text: str, offered: str, not_offered: str
 ) -> None:
+    engine.gate.pause()
+    engine.submit("x", request_id="waiting one")
+    with lmscope.record(engine) as shell.user_ns["recording"]:
+        pass
     with provisionalcompleter():
         found = shell.complete(None, text, len(text))[1]
 
