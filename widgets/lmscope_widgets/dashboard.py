@@ -18,7 +18,7 @@ from lmscope_widgets.pump import Pump
 
 __all__ = ["VIEWS", "Dashboard"]
 
-VIEWS = ("blocks", "requests")
+VIEWS = ("timeline", "blocks", "tree", "tokens", "requests", "debugger")
 """Names of the views that a dashboard can show."""
 
 _STATIC = Path(__file__).with_name("static")
