@@ -124,6 +124,10 @@ class Gate:
         self._is_running = False
         self._at: Boundary | None = None
         self._arrivals = 0
+        # The gate was closed while the engine was idle, so it will stop at the first
+        # boundary by itself, and nobody has been told of it yet.
+        self._stops_unasked = False
+        self._is_untold = False
         self._closed_by: int | None = None
         self._ended: BaseException | bool = False
         self._breakpoints: tuple[Breakpoint, ...] = ()
@@ -161,6 +165,8 @@ class Gate:
                 return None  # the caller is a listener; the engine stops right behind it
             while self._at is None and not self._is_idle() and not self._ended:
                 self._changed.wait(_PIECE_S)
+            self._stops_unasked = self._at is None
+            self._is_untold = False
             return self._at
 
     @overload
@@ -171,7 +177,8 @@ class Gate:
         """Let the engine run to the next boundary, or to the next of one kind.
 
         Returns the struct at which it then stands, which may be another one if a
-        breakpoint comes first. NothingToRun when the engine has no request, or runs out of
+        breakpoint comes first. After a pause() that found the engine idle, the boundary at
+        which it has stopped by itself counts as the next one. NothingToRun when the engine has no request, or runs out of
         them before; TimeoutError after `timeout_s` seconds, the engine keeps running
         towards the boundary.
         """
@@ -180,6 +187,11 @@ class Gate:
         with self._changed:
             if self._is_engine_thread():
                 raise GateClosedError("step() was called by a listener, which the engine awaits")
+            at = self._at
+            if at is not None and self._is_untold and kind in (None, type(at)):
+                self._is_untold = False
+                return at
+            self._stops_unasked = self._is_untold = False
             before = self._arrivals
             self._close(kind, is_running=True)
             self._start()
@@ -189,6 +201,7 @@ class Gate:
                 # The engine may have been let go and found nothing more to do.
                 if self._at is None and self._is_idle():
                     self._is_running = False
+                    self._stops_unasked = True
                     raise self._nothing(kind)
                 if time.monotonic() > deadline:
                     raise TimeoutError(
@@ -204,6 +217,7 @@ class Gate:
         """Open the gate. Breakpoints stay."""
         with self._changed:
             self._is_closed = self._is_running = False
+            self._stops_unasked = self._is_untold = False
             self._closed_by = None
             self._tap.arm_gate(bool(self._breakpoints))
             self._start()
@@ -221,6 +235,7 @@ class Gate:
         """
         _check_kind(kind)
         with self._changed:
+            self._stops_unasked = self._is_untold = False
             self._close(kind, is_running=True)
             self._start()
             if self._ended or (self._at is None and self._is_idle()):
@@ -300,6 +315,7 @@ class Gate:
             if self._ended or not self._stops(boundary, hit):
                 return
             self._is_closed, self._is_running = True, False
+            self._is_untold, self._stops_unasked = self._stops_unasked, False
             self._at = boundary
             self._arrivals += 1
             self._tell()

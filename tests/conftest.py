@@ -96,10 +96,15 @@ def run_notebook(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the demo model, so that a commit can be checked without it."""
+    """Mark what needs the demo model, so that a commit can be checked without it.
+
+    Tests that drive a browser come last: Playwright leaves an event loop running in the main
+    thread, in which asyncio.run() refuses to work.
+    """
     for item in items:
         if "demo_model" in getattr(item, "fixturenames", ()):
             item.add_marker("model")
+    items.sort(key=lambda item: "e2e" in item.path.parts)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,14 @@ def llm():
         yield engine
 
 
+def wait_idle(llm):
+    for _ in range(DEADLINE_S * 100):
+        if llm._loop.is_idle():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the engine did not become idle")
+
+
 def test_steps_stop_at_every_boundary_in_order(llm):
     gate = llm.gate
     assert gate.pause() is None
@@ -40,6 +48,30 @@ def test_steps_stop_at_every_boundary_in_order(llm):
     assert stream.text == "a"  # the last one stands at the gate and is not delivered yet
     gate.resume()
     assert stream.wait(DEADLINE_S).text == "ab"
+
+
+def test_the_first_boundary_after_an_idle_pause_is_not_lost_however_late_one_asks(llm):
+    gate = llm.gate
+    for _ in range(3):
+        assert gate.pause() is None
+        stream = llm.submit("abc", SamplingParams(max_tokens=1))
+        while gate.at is None:  # it has stopped by itself before anybody asked
+            threading.Event().wait(0.001)
+        assert type(gate.step()) is EngineCoreRequest
+        assert type(gate.step()) is SchedulerOutput
+        gate.resume()
+        stream.wait(DEADLINE_S)
+        wait_idle(llm)
+
+
+def test_asking_where_it_stands_counts_as_being_told(llm):
+    llm.gate.pause()
+    llm.submit("abc", SamplingParams(max_tokens=1))
+    while llm.gate.at is None:
+        threading.Event().wait(0.001)
+
+    assert type(llm.gate.pause()) is EngineCoreRequest
+    assert type(llm.gate.step()) is SchedulerOutput
 
 
 def test_a_step_to_a_kind_passes_the_others(llm):
