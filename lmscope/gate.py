@@ -178,9 +178,9 @@ class Gate:
 
         Returns the struct at which it then stands, which may be another one if a
         breakpoint comes first. After a pause() that found the engine idle, the boundary at
-        which it has stopped by itself counts as the next one. NothingToRun when the engine has no request, or runs out of
-        them before; TimeoutError after `timeout_s` seconds, the engine keeps running
-        towards the boundary.
+        which it has stopped by itself counts as the next one. NothingToRun when the engine
+        has no request, or runs out of them before; TimeoutError after `timeout_s` seconds,
+        the engine keeps running towards the boundary.
         """
         _check_kind(kind)
         deadline = time.monotonic() + timeout_s
