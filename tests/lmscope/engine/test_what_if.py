@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lmscope.decisions import Change, Outcome
 from lmscope.engine.request import RequestStatus
@@ -77,7 +78,7 @@ def workload(seed):
     )
     longest = 4 * (scheduler.config.num_blocks - 1)
     for number in range(60):
-        if rng.random() < 0.5:
+        if rng.random() < 0.35:
             length = rng.randint(1, min(20, longest - 8))
             start = rng.choice([0, 100])
             add(
@@ -108,7 +109,7 @@ def waiting_cases(seeds):
 def test_stated_changes_work_and_smaller_ones_do_not():
     counts = {"stated": 0, "none": 0}
     kinds = set()
-    for scheduler, rng, request_id in waiting_cases(range(25)):
+    for scheduler, rng, request_id in waiting_cases(range(60)):
         change = WhatIf(scheduler).least_change(request_id)
         if change is None:
             counts["none"] += 1
@@ -135,9 +136,35 @@ def test_stated_changes_work_and_smaller_ones_do_not():
     assert counts["none"] <= 0.2 * sum(counts.values()), counts
 
 
+@pytest.mark.hypothesis
+def test_many_sampled_questions():
+    """In `make fuzz` 10,000 of them; each smaller change is tried on a copy of its own."""
+    wanted = 10_000 if settings.default.max_examples > 1000 else 500
+    seen, none = 0, 0
+    for scheduler, rng, request_id in waiting_cases(range(1000, 10_000)):
+        what_if = WhatIf(scheduler)
+        change = what_if.least_change(request_id)
+        seen += 1
+        if change is None:
+            none += 1
+        else:
+            assert runs_in_a_deep_copy(scheduler, request_id, change)
+            (kind,) = [n for n in change.__struct_fields__ if getattr(change, n)]
+            amount = getattr(change, kind)
+            last = len(scheduler.waiting)
+            smaller = range(amount + 1, last + 1) if kind == "position" else range(1, amount)
+            nearest = {amount + 1 if kind == "position" else amount - 1} & set(smaller)
+            for less in nearest | set(rng.sample(smaller, min(len(smaller), 32))):
+                assert not what_if.runs(request_id, Change(**{kind: less})), (change, less)
+        if seen == wanted:
+            break
+    assert seen == wanted
+    assert none <= 0.2 * seen, none
+
+
 def test_where_none_is_stated_no_single_change_works():
     seen = 0
-    for scheduler, _, request_id in waiting_cases(range(25, 60)):
+    for scheduler, _, request_id in waiting_cases(range(60, 200)):
         what_if = WhatIf(scheduler)
         if what_if.least_change(request_id) is not None:
             continue
