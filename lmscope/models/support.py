@@ -163,7 +163,7 @@ def _check_calls(name: str, config: Any, calls: list[AttentionCall]) -> None:
             raise _refusal(name, f"{where} has a soft cap of {softcap!r}")
         # Some models say it in the mask only, which we do not read.
         expected = _window(config, call.layer)
-        if call.window != expected or expected == 0:
+        if call.window != expected or (expected is not None and expected < 1):
             raise _refusal(
                 name,
                 f"{where} has a window of {expected} tokens in its config, and asks for "
