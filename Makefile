@@ -2,8 +2,8 @@
 # make lab    open the tutorials in JupyterLab
 # make test   install what the tests need, and run all of them
 #
-# Also: make lint, js, bundles, format, bench, fuzz, hooks. Everything is installed into .venv,
-# with the versions of constraints.txt, and again only when they change.
+# Also: make lint, js, bundles, format, bench, fuzz, soak, hooks. Everything is installed into
+# .venv, with the versions of constraints.txt, and again only when they change.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -22,7 +22,7 @@ LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 NODE_MODULES := widgets/node_modules/.installed
 
-.PHONY: help demo lab test lint js bundles format bench fuzz hooks chromium
+.PHONY: help demo lab test lint js bundles format bench fuzz soak hooks chromium
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -52,6 +52,10 @@ bench: $(CORE)
 # The tests that draw their own inputs, with new and many more of them than in `make test`.
 fuzz: $(DEV)
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=fuzz
+
+# 6,000 requests with two views open: the memory at the end is that after 1,000.
+soak: $(CORE)
+	$(BIN)/python widgets/benchmarks/soak.py
 
 # The checks of .pre-commit-config.yaml before each commit.
 hooks: $(DEV)
