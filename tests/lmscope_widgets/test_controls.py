@@ -68,7 +68,7 @@ class Page:
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        return [m for m in self.messages if m["k"] in ("full", "delta")]
+        return [m for m in self.messages if m["k"] in ("full", "delta") and m["seq"] >= 0]
 
 
 @pytest.fixture
@@ -252,6 +252,25 @@ def test_a_replay_is_played_scrubbed_and_stepped_back(
     page.send("resume")
     assert started.wait(DEADLINE_S)
     player.wait(DEADLINE_S)
+
+
+def test_a_page_learns_all_steps_of_a_recording_before_it_plays(
+    pump: Pump, player: Replay, recording: Recording
+) -> None:
+    page = Page(pump, player)
+    first, second = page.messages[:2]
+    steps = [record[1] for record in first["log"]]
+    assert (first["seq"], first["step"]) == (-1, recording.steps[-1])
+    assert [*steps, first["step"]] == list(recording.steps)
+    assert {row["state"] for row in first["rows"]} == {"finished"}
+    assert (second["seq"], second["step"], second["epoch"]) == (0, 0, first["epoch"])
+
+    # A page that opens again has forgotten it; a jump does not make it forget.
+    page.send("seek", 3)
+    assert sum(m.get("seq") == -1 for m in page.messages) == 1
+    page.feed.receive(page, Ready())
+    page.tick()
+    assert sum(m.get("seq") == -1 for m in page.messages) == 2
 
 
 def test_played_from_a_button_it_is_as_fast_as_it_was(pump: Pump, player: Replay) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from lmscope.boundary import Boundary, SchedulerOutput
 from lmscope.errors import LmscopeError
 from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.replay import Replay
 from lmscope.scope.run_log import LOG_NAMES
 from lmscope.scope.text_picture import text_picture
 from lmscope.scope.view import EngineView
@@ -51,6 +52,8 @@ _FOLD_INTERVAL_S = 1.0
 _MOST_MESSAGES = 256
 # Finished requests that a live view lists.
 _KEEP_FINISHED = 64
+# Of a longer recording a page learns the steps as they are played.
+_MOST_FORETOLD = 100_000
 
 
 class FrameView(Protocol):
@@ -83,6 +86,7 @@ class _Page:
         self.link = Link(rate_hz)
         self.inbox: deque[Message] = deque(maxlen=_MOST_MESSAGES)
         self.encoder: PictureEncoder | None = None
+        self.knows_end = False
 
 
 class Feed:
@@ -327,6 +331,7 @@ class Feed:
         seeks = [m for m in messages if isinstance(m, Command) and m.op == "seek"]
         for message in messages:
             if isinstance(message, (Ready, Resync)):
+                page.knows_end = page.knows_end and isinstance(message, Resync)
                 page.link.hear_ready(now)
             elif isinstance(message, Ack):
                 if message.epoch in (None, self._epoch):
@@ -342,6 +347,8 @@ class Feed:
                 view.send_frame(reply(message, error), [])
 
     def _send(self, page: _Page, view: FrameView, kind: Send, now: float) -> None:
+        if self._replay is not None and not page.knows_end:
+            self._foretell(page, view, self._replay)
         if page.encoder is None:
             page.encoder = PictureEncoder(self.view, epoch=self._epoch)
             kind = Send.FULL
@@ -355,6 +362,16 @@ class Feed:
             message["note"] = self._note
         view.send_frame(message, buffers)
         page.link.sent(kind, message["seq"], self._version, now)
+
+    def _foretell(self, page: _Page, view: FrameView, replay: Replay) -> None:
+        """Show a page the end of a recording first, so that its timeline has all steps."""
+        page.knows_end = True
+        if len(replay.recording) > _MOST_FORETOLD:
+            return
+        encoder = PictureEncoder(replay.recording.at(), epoch=self._epoch)
+        message, buffers = encoder.full("paused").to_message()
+        # Before the first of the frames that count; a page that has had those ignores it.
+        view.send_frame({**message, "seq": -1}, buffers)
 
     def _look(self) -> tuple[str, list[list[Any]], float | None]:
         """What a page shows that no struct tells."""
