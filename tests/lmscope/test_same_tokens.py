@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lmscope import LLM, SamplingParams, record
-from lmscope.boundary import SchedulerOutput
+from lmscope import LLM, NothingToRun, SamplingParams, record
+from lmscope.boundary import EngineCoreRequest, SchedulerOutput
 from lmscope.scope.view import differences
 
 NEAR_TIE = 1e-3
@@ -125,3 +125,33 @@ def test_a_few_prompts_against_generate_itself(reference, demo_model):
             difference = first_difference(model, prompt, got)
             assert difference is not None
             assert difference[1] < NEAR_TIE
+
+
+def run_with_stops(demo_model, stops: bool):
+    """Tokens, log probabilities and decisions of three requests that arrive before step 1."""
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=6, logprobs=3)
+    decided = []
+    with LLM(
+        str(demo_model), num_kv_blocks=12, max_num_batched_tokens=24, block_size=8, threads=1
+    ) as llm:
+        llm.tap.on(SchedulerOutput, lambda b: decided.append((b.decisions, b.kv_events, b.behind)))
+        llm.gate.pause()
+        streams = [llm.submit(TEXT[:end], params) for end in (60, 110, 110)]
+        for _ in streams:
+            llm.gate.step(EngineCoreRequest)
+        while stops:
+            try:
+                llm.gate.step()
+            except NothingToRun:
+                break
+        llm.gate.resume()
+        outputs = [stream.wait(600).output for stream in streams]
+    return [(o.outputs, o.num_cached_tokens) for o in outputs], decided
+
+
+def test_a_stop_at_every_boundary_changes_no_bit(demo_model):
+    with_stops, without = (run_with_stops(demo_model, stops) for stops in (True, False))
+
+    assert with_stops[1] == without[1]
+    assert with_stops[0] == without[0]
+    assert any(d.tokens_left for decisions, *_ in without[1] for d in decisions)
