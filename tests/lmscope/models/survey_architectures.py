@@ -89,17 +89,19 @@ def make(model_type: str, settings: dict[str, Any]) -> torch.nn.Module | str:
 
 def compare(module: Any) -> str:
     """Log probabilities of a prompt in two chunks against those of transformers."""
-    try:
-        with torch.inference_mode():
-            expected = module(torch.tensor([PROMPT])).logits[0].log_softmax(dim=-1)
-    except Exception as error:  # as above
-        return f"not made: its own forward fails, {str(error)[:80]!r}"
     with tempfile.TemporaryDirectory() as folder:
-        module.save_pretrained(folder)
+        try:
+            with torch.inference_mode():
+                expected = module(torch.tensor([PROMPT])).logits[0].log_softmax(dim=-1)
+            module.save_pretrained(folder)
+        except Exception as error:  # as above
+            return f"not made: fails by itself with {str(error).strip()[:80]!r}"
         try:
             llm = LLM(folder, num_kv_blocks=16, block_size=4, max_num_batched_tokens=8, threads=1)
         except ValueError as error:
             return f"refused: {str(error).removeprefix(repr(folder)).strip()}"
+        except Exception as error:  # never meant to be
+            return f"WRONG {type(error).__name__}: {error}"
         with llm:
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
             (output,) = llm.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)
