@@ -155,3 +155,41 @@ def test_a_stop_at_every_boundary_changes_no_bit(demo_model):
     assert with_stops[1] == without[1]
     assert with_stops[0] == without[0]
     assert any(d.tokens_left for decisions, *_ in without[1] for d in decisions)
+
+
+def test_log_probabilities_are_those_of_transformers(reference, demo_model):
+    import torch
+
+    model, tokenizer = reference
+    prompts = [p[:120] for p in make_prompts(tokenizer)[5:13]]
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
+    asked = [
+        # Those that ask for the prompt's skip the cache; the others hit it.
+        params.replace(prompt_logprobs=0) if number % 2 else params
+        for number in range(len(prompts))
+    ]
+    with (
+        LLM(str(demo_model), num_kv_blocks=24, max_num_batched_tokens=64, threads=1) as llm,
+        record(llm) as recording,
+    ):
+        outputs = llm.generate(prompts, asked, use_tqdm=False)
+    steps = [b for b in recording.boundaries if isinstance(b, SchedulerOutput)]
+    assert any(step.preempted_req_ids for step in steps)
+    assert any(d.tokens_left for step in steps for d in step.decisions)
+    assert any(output.num_cached_tokens for output in outputs)
+
+    for prompt, output in zip(prompts, outputs, strict=True):
+        token_ids = list(output.outputs[0].token_ids)
+        whole = prompt + token_ids
+        with torch.inference_mode():
+            wanted = model(torch.tensor([whole[:-1]])).logits[0].float().log_softmax(-1)
+        for position, entry in enumerate(output.outputs[0].logprobs, start=len(prompt)):
+            value = entry[whole[position]].logprob
+            assert abs(value - float(wanted[position - 1, whole[position]])) < 1e-4
+        if output.prompt_logprobs is not None:
+            assert output.prompt_logprobs[0] is None
+            assert len(output.prompt_logprobs) == len(prompt)
+            for position, entry in enumerate(output.prompt_logprobs[1:], start=1):
+                value = entry[prompt[position]].logprob
+                assert abs(value - float(wanted[position - 1, prompt[position]])) < 1e-4
+    assert sum(o.prompt_logprobs is not None for o in outputs) == len(prompts) // 2
