@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lmscope.boundary import Boundary
 from lmscope.scope.picture_rows import Row, Rows, clean
 from lmscope.scope.pool_view import BlockView
+from lmscope.scope.prefix_tree import SentTree
 from lmscope.scope.request_view import NO_SLOT
 from lmscope.scope.run_log import StepRecord, record_step, step_stat
 from lmscope.scope.struct_tree import boundary_index, standing, struct_tree
@@ -89,6 +90,7 @@ class PictureEncoder:
         self._columns["state"][:1] = _STATES["null"]
         self._has_cells = num_blocks <= _MAX_CELLS
         self._rows = Rows()
+        self._tree = SentTree(view)
         # the struct that the reader has, and the step as the last frame showed it
         self._struct_sent: Boundary | None = None
         self._step_sent = -1
@@ -109,6 +111,7 @@ class PictureEncoder:
         if log:
             header["log"] = log
         header["struct"] = self._struct()
+        header["tree"] = self._tree.whole()
         info = self.view.info
         header["info"] = {
             "model": info.model,
@@ -152,6 +155,9 @@ class PictureEncoder:
             header["log"] = log
         if self.view.at is not self._struct_sent:
             header["struct"] = self._struct()
+        tree = self._tree.changed()
+        if tree is not None:
+            header["tree"] = tree
         block_ids = np.array(sorted(changed), dtype="<u4")
         header["cells"] = self._cells(block_ids.tolist())
         self._changes.clear()
@@ -161,7 +167,9 @@ class PictureEncoder:
     # -- blocks ----------------------------------------------------------------
 
     def _put(self, block_ids: Iterable[int]) -> None:
-        """Bring the columns of these blocks up to date."""
+        """Bring the columns of these blocks up to date, and the tree."""
+        block_ids = list(block_ids)
+        self._tree.update(block_ids)
         view = self.view
         hits = {hit.block_id for hit in view.hits}
         evicted = {eviction.block_id for eviction in view.evicted}

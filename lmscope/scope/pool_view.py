@@ -27,6 +27,7 @@ class BlockView(msgspec.Struct, frozen=True, gc=False):
     index        its position in the block tables that list it; -1 when unknown
     num_filled   tokens whose keys and values are in it or are being computed in this step
     stored_order grows with the time of storing; of two blocks with one hash the older is hit
+    parent_hash  of the block before it; None for the first one, and where nobody told
     """
 
     block_id: int
@@ -38,6 +39,7 @@ class BlockView(msgspec.Struct, frozen=True, gc=False):
     index: int = -1
     num_filled: int = 0
     stored_order: int = 0
+    parent_hash: int | None = None
 
     @property
     def ref_cnt(self) -> int:
@@ -224,6 +226,7 @@ class PoolView:
                 event.index,
                 self.block_size,
                 self._num_stored,
+                event.parent_block_hash,
             )
         )
 
@@ -303,6 +306,7 @@ def _with_owners(block: BlockView, owners: tuple[str, ...]) -> BlockView:
         block.index,
         block.num_filled,
         block.stored_order,
+        block.parent_hash,
     )
 
 
@@ -317,6 +321,7 @@ def _with_place(block: BlockView, index: int, num_filled: int) -> BlockView:
         index,
         num_filled,
         block.stored_order,
+        block.parent_hash,
     )
 
 

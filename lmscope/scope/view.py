@@ -132,6 +132,11 @@ class EngineView:
         return tuple(i for i in self._fold.roster.running if i not in self._fold.roster.leaving)
 
     @property
+    def holding(self) -> tuple[str, ...]:
+        """`running`, and requests that are over for their user while the engine holds them."""
+        return tuple(self._fold.roster.running)
+
+    @property
     def waiting(self) -> tuple[str, ...]:
         """Ids of waiting and preempted requests, next to be admitted first."""
         return tuple(self.queue())

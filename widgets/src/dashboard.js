@@ -20,6 +20,7 @@ import { createRequests, order, requestSummary } from "./requests.js";
 import { drawStepTable } from "./step_table.js";
 import { createTimeline, stepSummary } from "./timeline.js";
 import { createTokens } from "./tokens.js";
+import { createTree, drawTreeTable, treeSummary } from "./tree.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/history.js").History} History */
@@ -87,7 +88,7 @@ export function createDashboard(host, options = {}) {
     mustDrawAll = true;
     schedule();
   });
-  const { timeline: time, blocks: map, tokens, requests, debugger: dbg } = layout.panels;
+  const { timeline: time, blocks: map, tree, tokens, requests, debugger: dbg } = layout.panels;
   const next = h("div", { class: "lms-next" });
   const note = h("p", { class: "lms-soft lms-note" });
   const legend = h("div", { class: "lms-legend" });
@@ -102,6 +103,7 @@ export function createDashboard(host, options = {}) {
     banner: createBanner(banner),
     timeline: createTimeline(time.body, link, { onSeek }),
     map: createBlockMap(map.body, link, { redraw: schedule }),
+    tree: createTree(tree.body, link),
     tokens: createTokens(tokens.body, tokens.corner, link, { redraw: schedule, onSeek }),
     requests: createRequests(requests.body, link),
     debugger: createDebugger(dbg.body, actions),
@@ -181,21 +183,24 @@ export function createDashboard(host, options = {}) {
     root.classList.toggle("lms-stale", phase === "dead");
     if (layout.isShown("timeline"))
       views.timeline.update(picture, { theme, history, cursor, isNarrow, isLive });
+    const height = Math.round((MAP_HEIGHT[now] * textSize) / 12);
     if (layout.isShown("blocks")) {
-      const height = Math.round((MAP_HEIGHT[now] * textSize) / 12);
       views.map.update(picture, { theme, changes, height });
       drawNext(next, picture, theme.colours, link.lit);
     }
+    if (layout.isShown("tree")) views.tree.update(picture, { theme, height });
     if (layout.isShown("tokens")) views.tokens.update(picture, { theme, history, changes });
     if (layout.isShown("requests")) views.requests.update(picture, { theme, changes, preempted });
     if (layout.isShown("debugger")) views.debugger.update(picture, phase);
     views.legend.update(history.occurred, theme);
     setText(time.sub, stepSummary(picture, history, cursor));
     setText(map.sub, summary(picture));
+    setText(tree.sub, treeSummary(picture));
     setText(requests.sub, requestSummary(picture));
     showNote([picture.note, trouble].filter(Boolean).join(" · "));
     if (isTables) {
       drawBlockTable(map.table, picture);
+      drawTreeTable(tree.table, picture);
       drawStepTable(time.table, history, cursor);
     }
     announce();

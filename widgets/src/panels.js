@@ -10,9 +10,9 @@ import { h, listen, setAttribute } from "./core/dom.js";
 /** @typedef {ReturnType<typeof createPanel>} Panel */
 
 /** All views in their order. @type {ViewName[]} */
-export const VIEWS = ["timeline", "blocks", "tokens", "requests", "debugger"];
+export const VIEWS = ["timeline", "blocks", "tree", "tokens", "requests", "debugger"];
 /** Views that share one place where it is narrow, in the order of their tabs. @type {ViewName[]} */
-const TABBED = ["tokens", "debugger"];
+const TABBED = ["tokens", "tree", "debugger"];
 const COLUMNS = 24;
 /** @type {Record<ViewName, number>} */
 const SPANS = { timeline: 24, blocks: 9, tree: 8, tokens: 7, requests: 15, debugger: 9 };

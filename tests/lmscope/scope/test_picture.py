@@ -61,6 +61,15 @@ class Mirror:
             self.log[entry[1]] = entry[3:]
         counts = [header["stat"][name] for name in LOG_NAMES]
         self.log[header["step"]] = [*counts, header.get("preempted", [])]
+        tree = header.get("tree")
+        if tree is not None:
+            nodes = {} if header["k"] == "full" else self.tree["nodes"]
+            for node in tree["nodes"]:
+                known = nodes.get(node[0])
+                nodes[node[0]] = [*known[:3], node[1], *known[4:]] if len(node) == 2 else node
+            for node_id in tree.get("gone", []):
+                del nodes[node_id]
+            self.tree = {**tree, "nodes": nodes}
         if header["k"] == "full":
             self.columns = {n: np.array(c, np.uint8) for n, c in columns.items()}
             self.rows = {}
@@ -106,7 +115,22 @@ class Mirror:
         keys = ("step", "boundary", "at", "where", "phase", "stat", "next", "note")
         header = {key: self.header[key] for key in keys}
         may_miss = {key: self.header.get(key) for key in ("preempted", "misses")}
-        return self.rows, cells, columns, header, may_miss, self.struct
+        return self.rows, cells, columns, header, may_miss, self.struct, self._known_tree()
+
+    def _known_tree(self):
+        """The tree without ids of nodes, and without texts that nobody could tell any more."""
+        names = {-1: ()}
+        nodes = list(self.tree["nodes"].values())
+        while nodes:  # a node may have got another parent, so they come in no order
+            node_id, parent, start, count, _, readers, *kept = nodes.pop(0)
+            if parent in names:
+                names[node_id] = (names[parent], start, count, readers, kept)
+            else:
+                assert parent in self.tree["nodes"]
+                nodes.append([node_id, parent, start, count, _, readers, *kept])
+        hits = [(names[int(i)], hit) for i, hit in self.tree.get("hits", {}).items()]
+        waiting = [(i, names[node], n) for i, node, n in self.tree.get("waiting", [])]
+        return sorted(names.values(), key=repr), sorted(hits, key=repr), waiting
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -201,7 +225,7 @@ def test_the_frame_has_all_keys_of_the_protocol(tiny_engine):
     engine.step()
     delta = encoder.delta("live").header
     both = {"v", "k", "seq", "epoch", "step", "boundary", "time", "phase", "stat", "next", "rows",
-            "cells", "note", "at", "where", "struct"}  # fmt: skip
+            "cells", "note", "at", "where", "struct", "tree"}  # fmt: skip
 
     assert set(full) == both | {"info"}
     assert set(delta) == both | {"gone", "misses"}
@@ -249,7 +273,7 @@ def test_nothing_changed_is_an_empty_delta(tiny_engine):
 
     assert frame.header["rows"] == frame.header["cells"] == frame.header["gone"] == []
     assert [len(column) for column in frame.columns] == [0] * 5
-    assert not {"log", "struct", "preempted", "misses"} & set(frame.header)
+    assert not {"log", "struct", "preempted", "misses", "tree"} & set(frame.header)
 
 
 def test_many_changes_make_a_full_frame(tiny_engine):

@@ -103,6 +103,37 @@ import { checkLengths } from "./columns.js";
 
 /** @typedef {[string, number, boolean]} Break */
 
+/**
+ * A run of blocks that follow one another in the texts of the same requests.
+ * @typedef {object} TreeNode
+ * @property {number} id
+ * @property {number} parent  id, -1 at the beginning of a text
+ * @property {number} start   blocks before it
+ * @property {number} count   blocks
+ * @property {string} text    its beginning
+ * @property {string[]} readers
+ * @property {string | null} keptBy  who stored it, "" when nobody knows; null while it is read
+ */
+
+/**
+ * Nodes by id; blocks hit in this step by node and request; of the next waiting requests the node
+ * up to which each would reuse (-1: none) and how many blocks. Replaced as a whole, never changed.
+ * @typedef {object} Tree
+ * @property {Map<number, TreeNode>} nodes
+ * @property {Record<string, Record<string, number>>} hits
+ * @property {[string, number, number][]} waiting
+ * @property {string} note
+ */
+
+/**
+ * @typedef {object} SentTree
+ * @property {any[][]} nodes
+ * @property {number[]} [gone]
+ * @property {Record<string, Record<string, number>>} [hits]
+ * @property {[string, number, number][]} [waiting]
+ * @property {string} [note]
+ */
+
 /** @typedef {import("./columns.js").Columns} Columns */
 
 /**
@@ -126,6 +157,7 @@ import { checkLengths } from "./columns.js";
  * @property {string[]} [preempted]
  * @property {Record<string, string>} [misses]
  * @property {Break[]} [breaks]
+ * @property {SentTree} [tree]
  * @property {string[]} [gone]
  * @property {Cell[]} [cells]
  * @property {string} note
@@ -189,6 +221,8 @@ export class Picture {
     this.misses = {};
     /** Of each breakpoint its name, the place of its kind, whether it is on. @type {Break[]} */
     this.breaks = [];
+    /** @type {Tree} */
+    this.tree = { nodes: new Map(), hits: {}, waiting: [], note: "" };
     /** Steps before this one, as the last frame told them. @type {import("./history.js").Entry[]} */
     this.log = [];
     /** @type {Info | null} */
@@ -247,6 +281,10 @@ export class Picture {
     if (frame.struct !== undefined) this.struct = frame.struct;
     this.preempted = frame.preempted ?? [];
     this.misses = frame.misses ?? {};
+    if (frame.tree) {
+      const before = frame.k === "full" ? new Map() : this.tree.nodes;
+      this.tree = mergeTree(before, frame.tree);
+    }
     if (frame.breaks) this.breaks = frame.breaks;
     this.log = (frame.log ?? []).map(entryOf);
     const before = this.next;
@@ -451,6 +489,24 @@ function mergeDid(old, { did, computed }, step) {
   if (computed === undefined || !last || last[2] === "x" || last[0] + last[1] > step) return old;
   const [start, , ...rest] = last;
   return [...old.slice(0, -1), [start, step - start + 1, ...rest]];
+}
+
+/**
+ * @param {Map<number, TreeNode>} before
+ * @param {SentTree} sent
+ * @returns {Tree}
+ */
+function mergeTree(before, { nodes, gone = [], hits = {}, waiting = [], note = "" }) {
+  const merged = new Map(before);
+  for (const sent of nodes) {
+    const [id, parent, start, count, text, readers, keptBy = null] = sent;
+    const old = merged.get(id);
+    // One that has only become longer, or shorter, says no more than that.
+    if (sent.length === 2 && old) merged.set(id, { ...old, count: parent });
+    else merged.set(id, { id, parent, start, count, text, readers, keptBy });
+  }
+  for (const id of gone) merged.delete(id);
+  return { nodes: merged, hits, waiting, note };
 }
 
 /**
