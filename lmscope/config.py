@@ -65,6 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     scheduler_cls: type | None = None
     async_scheduling: bool = False
+    stream_interval: int = 1
     engine: str = "thread"
     execute: str = "model"
     script: Callable[[str, int], int | None] | None = None
@@ -151,6 +152,7 @@ _LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "long_prefill_token_threshold": 0,
+    "stream_interval": 1,
     "threads": 1,
 }
 _WHY = dict.fromkeys(_LEAST, "")
@@ -201,6 +203,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int
     scheduling_policy: str
     async_scheduling: bool
+    stream_interval: int
     engine: str
     execute: str
     threads: int
@@ -296,6 +299,7 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         scheduling_policy=options.scheduling_policy,
         async_scheduling=options.async_scheduling,
+        stream_interval=options.stream_interval,
         engine=options.engine,
         execute=options.execute,
         # A second thread gains little at small batches, and the notebook needs a core.
@@ -315,22 +319,19 @@ def _num_blocks(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> i
     if not facts.kv_block_bytes:
         return DEFAULT_SCRIPTED_BLOCKS
     cache_bytes = options.kv_cache_bytes
+    asked = f"kv_cache_bytes is {cache_bytes}"
     if cache_bytes is None:
         cache_bytes = min(DEFAULT_KV_CACHE_BYTES, free_bytes // 10)
-        num_blocks = cache_bytes // facts.kv_block_bytes
-        if num_blocks < 2:
-            raise ValueError(
-                f"a tenth of the free memory is {free_bytes // 10} bytes, one block takes "
-                f"{facts.kv_formula} = {facts.kv_block_bytes} bytes and block 0 is reserved; "
-                "free some memory or give num_kv_blocks"
-            )
-        return num_blocks
+        asked = f"the free memory is {free_bytes} bytes, a tenth of it {cache_bytes}"
     num_blocks = cache_bytes // facts.kv_block_bytes
     if num_blocks < 2:
+        size, length = options.block_size, options.max_model_len or facts.max_model_len
+        needed = -(-length // size) + 1
         raise ValueError(
-            f"kv_cache_bytes is {cache_bytes}, one block takes {facts.kv_formula} = "
-            f"{facts.kv_block_bytes} bytes and block 0 is reserved; give at least "
-            f"{2 * facts.kv_block_bytes}"
+            f"{asked}, one block takes {facts.kv_formula} = {facts.kv_block_bytes} bytes and "
+            f"block 0 is reserved; give kv_cache_bytes={2 * facts.kv_block_bytes} or more, which "
+            f"serves requests of {size} tokens (one of {length} tokens needs {needed} blocks, "
+            f"{needed * facts.kv_block_bytes} bytes), or free some memory"
         )
     return num_blocks
 

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -27,6 +27,7 @@ from lmscope.engine.loop import EngineLoop
 from lmscope.errors import EngineClosedError, EngineDeadError
 from lmscope.frontend.input_processor import InputProcessor
 from lmscope.frontend.output_processor import OutputProcessor, aborted_output
+from lmscope.frontend.parallel_sampling import Child, LiveRequests, child_requests
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.gate import Gate
@@ -73,6 +74,8 @@ class LLM:
                        memory, whichever is less
     max_model_len      most tokens of one request, prompt and output
     max_num_seqs, max_num_batched_tokens   most requests and tokens in one step
+    stream_interval    readers of a stream get an output at its first token, at its end, and
+                       in between when there are this many new tokens; views see every token
     execute            "model", or "scripted": `script(request_id, position)` says what is
                        sampled, without torch and weights
     threads            torch threads of the engine; without it all cores but one
@@ -103,6 +106,7 @@ class LLM:
         scheduling_policy: str = "fcfs",
         scheduler_cls: type | None = None,
         async_scheduling: bool = False,
+        stream_interval: int = 1,
         engine: str = "thread",
         execute: str = "model",
         script: Callable[[str, int], int | None] | None = None,
@@ -127,6 +131,7 @@ class LLM:
                 "scheduling_policy": scheduling_policy,
                 "scheduler_cls": scheduler_cls,
                 "async_scheduling": async_scheduling,
+                "stream_interval": stream_interval,
                 "engine": engine,
                 "execute": execute,
                 "script": script,
@@ -136,6 +141,7 @@ class LLM:
                 **vllm_options,
             },
         )
+        _warn_of_others(options)
         self._start(options, _load(options, tokenizer))
 
     def _start(self, options: EngineOptions, weights: _Weights) -> None:
@@ -161,11 +167,7 @@ class LLM:
             num_embeddings=weights.num_embeddings,
         )
         self._outputs = OutputProcessor(weights.tokenizer, self.tap)
-        self._lock = threading.Lock()
-        self._ids = itertools.count()
-        # Requests that are not finished, and ids that are being submitted.
-        self._live: dict[str, Stream] = {}
-        self._reserved: set[str] = set()
+        self._live = LiveRequests()
         config, make_executor, tap = self.config, weights.make_executor, self.tap
         self._loop = EngineLoop(
             lambda: EngineCore(config, make_executor(config), tap),
@@ -249,7 +251,10 @@ class LLM:
         return streams[0]
 
     def abort(self, request_id: str) -> None:
-        """End a request; its blocks are free before the next step. Unknown ids are ignored."""
+        """End a request; its blocks are free before the next step. Unknown ids are ignored.
+
+        With n > 1 the id of a stream ends all of its samples, "1_7" only that one.
+        """
         self._abort_all([request_id])
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -300,6 +305,8 @@ class LLM:
     def module(self) -> torch.nn.Module:
         """The transformers model."""
         if self._weights.module is None:
+            if self.config.execute == "model":
+                _weights_are_gone()
             raise ValueError(f"execute={self.config.execute!r} has no module, only a script")
         return self._weights.module
 
@@ -314,10 +321,14 @@ class LLM:
         return other
 
     def close(self) -> None:
-        """End all requests and give the KV cache back. Twice is fine."""
+        """End all requests, give the KV cache back and let go of the weights. Twice is fine."""
         self.gate.end()
         self._loop.close()
         _live_engines.discard(self)
+        # A notebook's history of outputs may hold this object for ever, but not the weights.
+        self._weights = replace(
+            self._weights, module=None, facts=_weights_are_gone, make_executor=_weights_are_gone
+        )
 
     def __enter__(self) -> LLM:
         return self
@@ -387,14 +398,11 @@ class LLM:
     ) -> list[Stream]:
         """Check all prompts, then queue them together, so that they arrive in one step."""
         self._require_open()
-        ids = [self._reserve_id(request_id) for request_id in request_ids]
+        ns = [1 if param is None else getattr(param, "n", 1) for param in params]
+        ids: list[str] = []
         try:
-            for param in params:
-                if param is not None and param.n > 1:
-                    raise ValueError(
-                        f"n is {param.n}, which is not available in this version; submit the "
-                        "prompt that many times, with a seed each"
-                    )
+            for request_id, n in zip(request_ids, ns, strict=True):
+                ids.append(self._live.reserve(request_id, n))
             # A view shows the text of each token, so it is worked out only for listeners.
             want_text = self.tap.is_live
             requests = [
@@ -412,8 +420,8 @@ class LLM:
                 )
             ]
         except BaseException:
-            with self._lock:
-                self._reserved.difference_update(ids)
+            for request_id, n in zip(ids, ns, strict=False):
+                self._live.release(request_id, n)
             raise
         streams = [
             Stream(
@@ -423,43 +431,42 @@ class LLM:
                 SamplingParams() if param is None else param,
                 abort=self.abort,
                 check_wait=self.gate.require_open,
+                stream_interval=self.config.stream_interval,
             )
             for request, prompt, param in zip(requests, prompts, params, strict=True)
         ]
-        with self._lock:
-            self._reserved.difference_update(ids)
-            self._live.update(zip(ids, streams, strict=True))
-        pairs = list(zip(requests, streams, strict=True))
+        pairs = [
+            pair
+            for request, stream in zip(requests, streams, strict=True)
+            for pair in zip(child_requests(request), self._live.add(stream), strict=True)
+        ]
         try:
             self._loop.post(lambda core: self._add(core, pairs))
         except Exception:
-            with self._lock:
-                for request_id in ids:
-                    self._live.pop(request_id, None)
+            for _, child in pairs:
+                self._live.remove(child.request_id)
             raise
         return streams
 
-    def _add(self, core: EngineCore, pairs: list[tuple[EngineCoreRequest, Stream]]) -> None:
-        for request, stream in pairs:
-            if stream.finished:  # aborted before the engine had seen it
+    def _add(self, core: EngineCore, pairs: list[tuple[EngineCoreRequest, Child]]) -> None:
+        for request, child in pairs:
+            if not self._live.holds(child):  # aborted before the engine had seen it
                 continue
-            self._outputs.add_request(request, stream, self._forget)
+            self._outputs.add_request(request, child, self._live.remove)
             core.add_request(request)
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
-        with self._lock:
-            streams = [self._live[i] for i in dict.fromkeys(request_ids) if i in self._live]
-        if not streams:
+        children = self._live.find(request_ids)
+        if not children:
             return
 
         def end(core: EngineCore) -> None:
-            # By stream and not by id: meanwhile the id may belong to another request.
-            ended = self._outputs.abort_streams(streams, core.step_number)
+            ended = self._outputs.abort_requests(children, core.step_number)
             core.abort_requests(ended)
-            for stream in streams:
-                if self._live.get(stream.request_id) is stream:  # the engine has not seen it yet
-                    stream.push(aborted_output(stream.request_id, core.step_number))
-                    self._forget(stream.request_id)
+            for child in children:
+                if self._live.holds(child):  # the engine has not seen it yet
+                    self._live.remove(child.request_id)
+                    child.stream.push(aborted_output(child, core.step_number))
 
         try:
             self._loop.post(end, is_urgent=True)
@@ -474,31 +481,11 @@ class LLM:
             except (TimeoutError, EngineClosedError, EngineDeadError):
                 return
 
-    def _reserve_id(self, request_id: str | None) -> str:
-        """An id that no live request has."""
-        if request_id is not None and not isinstance(request_id, str):
-            raise TypeError(f"request_id is {request_id!r}; it takes a string")
-        with self._lock:
-            if request_id is None:
-                names: Iterator[str] = (str(number) for number in self._ids)
-            else:
-                names = itertools.chain(
-                    (request_id,), (f"{request_id}-{n}" for n in itertools.count(2))
-                )
-            name = next(n for n in names if n not in self._live and n not in self._reserved)
-            self._reserved.add(name)
-        return name
-
-    def _forget(self, request_id: str) -> None:
-        """A request has ended: its id is free again. Called on the engine thread."""
-        with self._lock:
-            self._live.pop(request_id, None)
-
     def _on_end(self, error: BaseException | None) -> None:
         """The engine thread ends: nobody may be left waiting. Called on that thread."""
         self.gate.end(error)
         if error is None:
-            self._outputs.abort_streams(list(self._live.values()), step=0)
+            self._outputs.abort_requests(self._live.find(self._live), step=0)
             gone: Exception = EngineClosedError("the engine was closed; load a new one")
         else:
             logger.error("the engine died", exc_info=error)
@@ -506,10 +493,8 @@ class LLM:
                 f"the engine died with {type(error).__name__}: {error}; load a new one"
             )
             gone.__cause__ = error
-        with self._lock:
-            streams, self._live = list(self._live.values()), {}
-        for stream in streams:
-            stream.fail(gone)
+        for child in self._live.clear():
+            child.stream.fail(gone)
 
     def _require_open(self) -> None:
         if not self._loop.is_alive:
@@ -543,6 +528,30 @@ def _close_all() -> None:
     # A thread that is inside torch when the interpreter goes away crashes it.
     for engine in list(_live_engines):
         engine.close()
+
+
+def _warn_of_others(options: EngineOptions) -> None:
+    """Say what open engines hold, before the memory for another model is taken."""
+    if options.execute != "model":
+        return
+    for engine in list(_live_engines):
+        module = engine._weights.module
+        if module is not None:
+            weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+            kv_bytes = engine.config.num_kv_blocks * engine.config.kv_block_bytes
+            logger.warning(
+                "another engine is open and holds %.0f MB of weights and %.0f MB of KV cache: "
+                "%r; close() it if it is not needed, or share its weights with like()",
+                weight_bytes / 1e6,
+                kv_bytes / 1e6,
+                engine,
+            )
+
+
+def _weights_are_gone(*_: object) -> NoReturn:
+    raise EngineClosedError(
+        "the engine was closed and has let go of its weights; load a new one with LLM(...)"
+    )
 
 
 def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
