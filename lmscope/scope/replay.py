@@ -154,7 +154,7 @@ class Replay:
 
         def begin() -> tuple[EngineView, Subscription]:
             _, subscription = self.tap.follow(listener)
-            self._followers = (*self._followers, (subscription, listener))
+            self._followers = (*self._open_followers(), (subscription, listener))
             return self._view.copy(), subscription
 
         made: tuple[EngineView, Subscription] = self._call(begin)
@@ -277,10 +277,13 @@ class Replay:
             self._jumps += 1
             self._changed.notify_all()
         self.gate.move(self._boundaries[count - 1] if count else None)
-        self._followers = tuple(entry for entry in self._followers if entry[0].is_open)
+        self._followers = self._open_followers()
         for _, listener in self._followers:
             listener(self._view.copy())
         self.gate.wake()
+
+    def _open_followers(self) -> tuple[tuple[Subscription, Follower], ...]:
+        return tuple(entry for entry in self._followers if entry[0].is_open)
 
     def _serve(self) -> None:
         while self._calls:

@@ -314,6 +314,30 @@ def test_what_a_replay_does_not_take_is_answered_in_words(
     assert player.position == 0
 
 
+def test_beyond_the_end_of_a_recording_there_is_no_step(pump: Pump, player: Replay) -> None:
+    page = Page(pump, player)
+    player.play().wait(DEADLINE_S)
+    assert "the recording ends here" in page.send("step")
+    assert page.send("back") == ""
+    player.follow(lambda item: None)[1].close()
+    assert page.send("step") == ""
+
+
+def test_fifty_pages_of_a_replay_leave_nothing_behind(pump: Pump, player: Replay) -> None:
+    watchers = len(player.gate._watchers)
+    for _ in range(50):
+        page = Page(pump, player)
+        page.send("break", "finish")
+        page.send("unbreak", "finish")
+        page.feed.close()
+    player.follow(lambda item: None)[1].close()
+
+    assert len(player.gate._watchers) == watchers
+    assert len(player._followers) == 1
+    assert not player.tap._subscriptions
+    assert pump.num_feeds == 0
+
+
 def test_a_replay_that_was_closed_says_so(pump: Pump, player: Replay) -> None:
     page = Page(pump, player)
     player.close()

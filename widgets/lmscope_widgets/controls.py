@@ -78,6 +78,8 @@ class Controls:
     def _step(self, argument: object) -> None:
         assert self.gate is not None
         kind = None if argument is None else kind_named(_word("step", argument))
+        if self.replay is not None and self.replay.is_at_end:
+            raise ValueError("the recording ends here; step back, or play it again")
         self.gate.ask_to_step(kind)
 
     def _break(self, argument: object) -> None:
