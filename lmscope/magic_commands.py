@@ -336,7 +336,9 @@ def suggestions(magic: LMScope, command: str) -> list[str]:
     if command == "step":
         return [*options, *(kind.__name__ for kind in BOUNDARIES), *magic.sources()]
     if command == "why":
-        live = [name for engine in magic.engines().values() for name in getattr(engine, "_live", ())]
+        live = [
+            name for engine in magic.engines().values() for name in getattr(engine, "_live", ())
+        ]
         return [*options, *live, *magic.engines()]
     if command in ("save", "replay"):
         return [*options, *magic.recordings()]
