@@ -118,6 +118,7 @@ def test_pause_stops_the_engine_step_moves_it_by_one_and_resume_lets_it_run(
     click(notebook, ".lms .lms-d-pause")
     assert notebook.run(6) == "220\n"
 
+    assert page.locator(".lms .lms-note:visible").all_inner_texts() == []
     assert page.evaluate(ERRORS) == []
     assert notebook.errors == []
     notebook.run(7)
@@ -159,5 +160,6 @@ def test_scrubbing_a_recording_draws_it_anew(lab: Lab) -> None:
     page.keyboard.press("Space")
     shows_step(notebook, last)
     assert len(set(seen)) >= 3
+    assert page.locator(".lms .lms-note:visible").all_inner_texts() == []
     assert page.evaluate(ERRORS) == []
     assert notebook.errors == []

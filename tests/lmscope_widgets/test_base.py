@@ -155,6 +155,24 @@ def test_the_page_may_set_the_rate(view: Dashboard, pump: Pump, sent: Any) -> No
     assert [answer["ok"] for answer in frames(sent)] == [True]
 
 
+def test_buttons_are_answered_and_set_the_gate(
+    view: Dashboard, engine: LLM, pump: Pump, sent: Any
+) -> None:
+    commands = [
+        ("pause", None), ("break", "finish"), ("unbreak", "finish"), ("resume", None), ("step", 3),
+    ]  # fmt: skip
+    for number, (op, arg) in enumerate(commands):
+        from_page(view, {"k": "command", "id": number, "op": op, "arg": arg})
+        pump.tick()
+        assert engine.gate.is_closed == (number < 3)
+
+    assert view.commands == ["pause", "resume", "step", "break", "unbreak"]
+    replies = [answer for answer in frames(sent) if answer["k"] == "reply"]
+    assert [(answer["id"], answer["ok"]) for answer in replies] == [
+        (0, True), (1, True), (2, True), (3, True), (4, False),
+    ]  # fmt: skip
+
+
 def test_the_output_carries_widget_image_table_and_text(view: Dashboard, engine: LLM) -> None:
     run(engine, "a <script>alert(1)</script>")
     bundle, _ = view._repr_mimebundle_()

@@ -62,6 +62,7 @@ class Dashboard(LiveView):
     def run_command(self, command: Command) -> None:
         if command.op != "rate":
             super().run_command(command)
+            return
         if isinstance(command.arg, bool) or not isinstance(command.arg, int | float):
             raise ValueError(f"rate is {command.arg!r}; it takes a number of frames a second")
         check_rate(command.arg)
