@@ -89,7 +89,7 @@ def page_frames(recording: Recording) -> Iterator[dict[str, Any]]:
 def _frames(recording: Recording) -> Iterator[tuple[dict[str, Any], EngineView]]:
     view = EngineView(recording.snapshot)
     # Each step has a frame of its own, so nobody needs the log.
-    encoder = PictureEncoder(view, has_log=False)
+    encoder = PictureEncoder(view, has_log=False, in_bins=True)
     is_detailed = len(recording.steps) <= _MOST_DETAILED_STEPS
     for boundary in recording.boundaries:
         is_other_kind = is_detailed and view.boundary not in ("", type(boundary).__name__)

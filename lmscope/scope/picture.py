@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmscope.boundary import Boundary
+from lmscope.scope.picture_bins import BIN_COLUMNS, Bins
 from lmscope.scope.picture_rows import Row, Rows, clean
 from lmscope.scope.pool_view import BlockView
 from lmscope.scope.prefix_tree import SentTree
@@ -32,11 +33,15 @@ COLUMNS = ("slot", "state", "ref", "fill")
 _STATES = {"empty": 0, "in_use": 1, "kept": 2, "null": 3}
 _HIT, _EVICTED, _WRITTEN = 0x10, 0x20, 0x40
 _MAX_CELLS = 2048
+# A larger pool is told in bins.
+_MAX_SINGLE = 150_000
 _MAX_CELL_TEXT = 40
 _NUM_NEXT = 10
 # Rows beyond these are not drawn anyway; all that run are always listed.
 _MAX_WAITING_ROWS = 100
 _MAX_FINISHED_ROWS = 100
+
+_NO_BINS = np.zeros(0, "<u4")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -47,7 +52,8 @@ class Frame:
 
     header    everything but the columns, ready for JSON
     columns   of a full frame: slot, state, ref, fill, one u8 per block; of a delta: before
-              them the block ids, u32 and ascending
+              them the block ids, u32 and ascending. With `bin` in the header they are
+              those of bins, see BIN_COLUMNS
     """
 
     header: dict[str, Any]
@@ -63,7 +69,8 @@ class Frame:
 
     def to_page(self) -> dict[str, Any]:
         """One object with the columns as lists, for a page."""
-        names = COLUMNS if self.is_full else ("i", *COLUMNS)
+        own = BIN_COLUMNS if "bin" in self.header else COLUMNS
+        names = own if self.is_full else ("i", *own)
         columns = {name: column.tolist() for name, column in zip(names, self.columns, strict=True)}
         return {**self.header, "columns": columns}
 
@@ -73,9 +80,17 @@ class PictureEncoder:
 
     epoch     tells this stream from an earlier one of the same reader
     has_log   whether the steps between two frames are told, too
+    in_bins   whether a pool of more than 150,000 blocks is told in bins
     """
 
-    def __init__(self, view: EngineView, *, epoch: int = 0, has_log: bool = True) -> None:
+    def __init__(
+        self,
+        view: EngineView,
+        *,
+        epoch: int = 0,
+        has_log: bool = True,
+        in_bins: bool = False,
+    ) -> None:
         self.view = view
         self.epoch = epoch
         self._has_log = has_log
@@ -89,6 +104,8 @@ class PictureEncoder:
         self._columns["slot"][:] = NO_SLOT
         self._columns["state"][:1] = _STATES["null"]
         self._has_cells = num_blocks <= _MAX_CELLS
+        is_large = in_bins and num_blocks > _MAX_SINGLE
+        self._bins = Bins(self._columns) if is_large else None
         self._rows = Rows()
         self._tree = SentTree(view)
         # the struct that the reader has, and the step as the last frame showed it
@@ -124,14 +141,17 @@ class PictureEncoder:
         known = {block.block_id for block in self.view.blocks.not_empty()}
         header["cells"] = self._cells(sorted(known | self._marked()))
         self._changes.clear()
+        if self._bins is not None:
+            return Frame(header, self._bins.columns())
         return Frame(header, tuple(self._columns[name].copy() for name in COLUMNS))
 
     def delta(self, phase: str) -> Frame:
         """What changed since the last frame; a full one if that is much, or the first."""
         changed = self._changes.blocks
-        if self._seq < 0 or 5 * len(changed) >= self.view.info.num_blocks:
+        is_much = self._bins is None and 5 * len(changed) >= self.view.info.num_blocks
+        if self._seq < 0 or is_much:
             return self.full(phase)
-        self._put(changed)
+        bins = self._put(changed)
         listed, note = self._listed()
         gone = sorted(self._rows.ids - set(listed))
         for request_id in gone:
@@ -161,13 +181,15 @@ class PictureEncoder:
         block_ids = np.array(sorted(changed), dtype="<u4")
         header["cells"] = self._cells(block_ids.tolist())
         self._changes.clear()
+        if self._bins is not None:
+            return Frame(header, (bins, *self._bins.columns(bins)))
         columns = (self._columns[name][block_ids] for name in COLUMNS)
         return Frame(header, (block_ids, *columns))
 
     # -- blocks ----------------------------------------------------------------
 
-    def _put(self, block_ids: Iterable[int]) -> None:
-        """Bring the columns of these blocks up to date, and the tree."""
+    def _put(self, block_ids: Iterable[int]) -> npt.NDArray[Any]:
+        """Bring the columns of these blocks up to date, and the tree; returns their bins."""
         block_ids = list(block_ids)
         self._tree.update(block_ids)
         view = self.view
@@ -186,6 +208,7 @@ class PictureEncoder:
                 | (_EVICTED if block_id in evicted else 0)
                 | (_WRITTEN if block_id in written else 0)
             )
+        return _NO_BINS if self._bins is None else self._bins.update(block_ids)
 
     def _marked(self) -> set[int]:
         """Blocks that something happened to in this step, empty now or not."""
@@ -252,6 +275,8 @@ class PictureEncoder:
             "rows": rows,
             "note": note,
         }
+        if self._bins is not None:
+            header["bin"] = self._bins.size
         if view.preempted:
             header["preempted"] = list(view.preempted)
         if view.log.misses:

@@ -350,7 +350,7 @@ class Feed:
         if self._replay is not None and not page.knows_end:
             self._foretell(page, view, self._replay)
         if page.encoder is None:
-            page.encoder = PictureEncoder(self.view, epoch=self._epoch)
+            page.encoder = PictureEncoder(self.view, epoch=self._epoch, in_bins=True)
             kind = Send.FULL
         encoder = page.encoder
         frame = encoder.full(self.phase) if kind is Send.FULL else encoder.delta(self.phase)
@@ -368,7 +368,7 @@ class Feed:
         page.knows_end = True
         if len(replay.recording) > _MOST_FORETOLD:
             return
-        encoder = PictureEncoder(replay.recording.at(), epoch=self._epoch)
+        encoder = PictureEncoder(replay.recording.at(), epoch=self._epoch, in_bins=True)
         message, buffers = encoder.full("paused").to_message()
         # Before the first of the frames that count; a page that has had those ignores it.
         view.send_frame({**message, "seq": -1}, buffers)

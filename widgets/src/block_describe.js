@@ -63,8 +63,31 @@ export function describeBlock(picture, block, theme, lit, slots) {
 export function describeBin(picture, layout, theme, item, lit, cursor) {
   const [from, to] = blocksOf(layout, item);
   const litSlot = lit === null ? -1 : (picture.rows.get(lit)?.slot ?? -1);
+  const {
+    most,
+    lit: isLit,
+    ...bin
+  } = picture.bins
+    ? countBins(picture.bins, from, to, litSlot)
+    : countBlocks(picture, from, to, litSlot);
+  return {
+    ...bin,
+    owner: most === null ? null : theme.colours.owner(most),
+    isDim: lit !== null && !isLit,
+    isCursor: cursor !== null && cursor >= from && cursor < to,
+  };
+}
+
+/**
+ * The states of the blocks from `from` to before `to`, and whose most of them are.
+ * @param {Picture} picture
+ * @param {number} from
+ * @param {number} to
+ * @param {number} [litSlot]
+ */
+export function countBlocks(picture, from, to, litSlot = -1) {
   const bySlot = new Map();
-  const bin = { total: to - from, used: 0, kept: 0, hits: 0, evicted: 0, lit: 0 };
+  const bin = { total: to - from, used: 0, kept: 0, hits: 0, evicted: 0, lit: false };
   for (let block = from; block < to; block++) {
     const bits = picture.state[block];
     const state = bits & 0xf;
@@ -74,17 +97,38 @@ export function describeBin(picture, layout, theme, item, lit, cursor) {
     if (bits & EVICTED) bin.evicted++;
     if (state !== IN_USE && state !== KEPT) continue;
     const slot = picture.slot[block];
-    if (slot === litSlot) bin.lit++;
+    bin.lit ||= slot === litSlot;
     bySlot.set(slot, (bySlot.get(slot) ?? 0) + 1);
   }
+  /** @type {number | null} */
   let most = null;
   for (const [slot, count] of bySlot) if (most === null || count > bySlot.get(most)) most = slot;
-  return {
-    ...bin,
-    owner: most === null ? null : theme.colours.owner(most),
-    isDim: lit !== null && bin.lit === 0,
-    isCursor: cursor !== null && cursor >= from && cursor < to,
-  };
+  return { ...bin, most };
+}
+
+/**
+ * The same where Python has counted: hits and evictions are bins that have some.
+ * @param {import("./core/picture.js").Bins} bins
+ * @param {number} from
+ * @param {number} to
+ * @param {number} [litSlot]
+ */
+export function countBins(bins, from, to, litSlot = -1) {
+  const made = { total: to - from, used: 0, kept: 0, hits: 0, evicted: 0, lit: false };
+  /** @type {number | null} */
+  let most = null;
+  let largest = 0;
+  for (let bin = Math.floor(from / bins.size); bin * bins.size < to; bin++) {
+    const filled = bins.used[bin] + bins.kept[bin];
+    made.used += bins.used[bin];
+    made.kept += bins.kept[bin];
+    if (bins.flags[bin] & HIT) made.hits++;
+    if (bins.flags[bin] & EVICTED) made.evicted++;
+    if (!filled) continue;
+    made.lit ||= bins.slot[bin] === litSlot;
+    if (filled > largest) [most, largest] = [bins.slot[bin], filled];
+  }
+  return { ...made, most };
 }
 
 /**

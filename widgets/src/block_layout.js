@@ -37,14 +37,16 @@ const IDEAL_ASPECT = 1.35;
 const BIN = { w: 6, h: 10, gap: 1 };
 
 /**
- * @param {{first?: number, count: number, width: number, height: number, textSize?: number}} box
+ * @param {{first?: number, count: number, width: number, height: number, textSize?: number,
+ *   bin?: number}} box  `bin`: blocks that cannot be told apart, 1 where all can
  * @returns {Layout}
  */
-export function layoutBlocks({ first = 0, count, width, height, textSize = 12 }) {
+export function layoutBlocks({ first = 0, count, width, height, textSize = 12, bin = 1 }) {
   const shown = { first, count: Math.max(1, count), width: Math.max(8, width) };
   const scale = textSize / 12;
+  if (bin > 1) return bins(shown, height, bin);
   return (
-    cellsWithNames(shown, height, scale) ?? cellsWithMarks(shown, height) ?? bins(shown, height)
+    cellsWithNames(shown, height, scale) ?? cellsWithMarks(shown, height) ?? bins(shown, height, 1)
   );
 }
 
@@ -109,12 +111,13 @@ function cellsWithMarks(shown, height) {
 /**
  * @param {{first: number, count: number, width: number}} shown
  * @param {number} height
+ * @param {number} bin
  * @returns {Layout}
  */
-function bins(shown, height) {
+function bins(shown, height, bin) {
   const cols = Math.max(1, Math.floor(shown.width / BIN.w));
   const room = cols * Math.max(1, Math.floor(height / BIN.h));
-  const perCell = Math.ceil(shown.count / room);
+  const perCell = bin * Math.ceil(Math.ceil(shown.count / bin) / room);
   const items = Math.ceil(shown.count / perCell);
   const rows = Math.ceil(items / cols);
   return {

@@ -72,10 +72,11 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
     const key = [
       ...[width, height, textSize, shown.first, shown.count, globalThis.devicePixelRatio],
       ...[colours.name, colours.background, look.theme.ui, link.lit, next.info?.block_size],
+      next.bins?.size,
     ].join();
     let drawn;
     if (key !== drawnKey || !layout || look.changes.all) {
-      const sized = { width, height, textSize };
+      const sized = { width, height, textSize, bin: picture.bins?.size };
       layout = layoutBlocks({ ...shown, ...sized });
       context = given ?? prepare(canvas, width, layout.height);
       drawnKey = key;
@@ -200,7 +201,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
       const isMeant = event.ctrlKey || document.activeElement === canvas;
       const isSmall =
         layout && (range !== null || layout.level === "mark" || layout.level === "bin");
-      if (!isMeant || !isSmall || !layout || !picture) return;
+      if (!isMeant || !isSmall || !layout || !picture || picture.bins) return;
       event.preventDefault();
       const bounds = canvas.getBoundingClientRect();
       const zoomed = zoomBlocks(layout, {

@@ -2,6 +2,7 @@
 /**
  * The pool in words: the title's numbers, the line under the map, the next blocks, a table.
  */
+import { countBins, countBlocks } from "./block_describe.js";
 import { h, setText, textNodes } from "./core/dom.js";
 import { count, MISSING, visible } from "./core/format.js";
 import { EMPTY, EVICTED, HIT, IN_USE, KEPT, NULL, WRITTEN } from "./core/picture.js";
@@ -88,13 +89,20 @@ function blockLine(picture, block) {
  * @returns {[string[], string[], string[]]}
  */
 function binLine(picture, blocks) {
-  const of = (/** @type {number} */ state) =>
-    blocks.filter((block) => (picture.state[block] & 0xf) === state).length;
-  const states = `${of(IN_USE)} in use, ${of(KEPT)} kept, ${of(EMPTY)} empty`;
+  const from = blocks[0];
+  const to = blocks[blocks.length - 1] + 1;
+  const { bins } = picture;
+  const { used, kept } = bins ? countBins(bins, from, to) : countBlocks(picture, from, to);
+  const empty = to - from - used - kept - (from === 0 ? 1 : 0);
+  const states = `${count(used)} in use, ${count(kept)} kept, ${count(empty)} empty`;
   return [
     [`blocks ${count(blocks[0])} to ${count(blocks[blocks.length - 1])}`],
     [states],
-    ["pinch, or click and turn the wheel, to see single blocks; double click for all"],
+    [
+      bins
+        ? "a pool of this size is shown in bins"
+        : "pinch, or click and turn the wheel, to see single blocks; double click for all",
+    ],
   ];
 }
 
@@ -191,6 +199,10 @@ export function drawNext(element, picture, colours, lit) {
  * @param {Picture} picture
  */
 export function drawBlockTable(element, picture) {
+  if (picture.bins) {
+    drawBinTable(element, picture, picture.bins);
+    return;
+  }
   const heads = ["block", "state", "requests", "references", "tokens", "text"];
   const names = ["empty", "in use", "kept", "null"];
   const rows = [];
@@ -229,4 +241,22 @@ export function drawBlockTable(element, picture) {
       h("tbody", {}, ...rows),
     ),
   );
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {Picture} picture
+ * @param {import("./core/picture.js").Bins} bins
+ */
+function drawBinTable(element, picture, bins) {
+  const heads = ["blocks", "in use", "kept"];
+  const rows = [];
+  for (let bin = 0; bin < Math.min(bins.used.length, TABLE_LIMIT); bin++) {
+    const from = bin * bins.size;
+    const to = Math.min(picture.numBlocks, from + bins.size) - 1;
+    const cells = [`${count(from)} to ${count(to)}`, count(bins.used[bin]), count(bins.kept[bin])];
+    rows.push(h("tr", {}, ...cells.map((words) => h("td", {}, words))));
+  }
+  const head = h("tr", {}, ...heads.map((name) => h("th", { scope: "col" }, name)));
+  element.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows)));
 }

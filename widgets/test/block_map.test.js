@@ -1,11 +1,21 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { describeBlock, namesOfSlots } from "../src/block_describe.js";
-import { boxOf } from "../src/block_layout.js";
+import { boxOf, layoutBlocks } from "../src/block_layout.js";
 import { createBlockMap } from "../src/block_map.js";
 import { createLink } from "../src/core/link.js";
 import { makeColours } from "../src/core/palette.js";
-import { columns, delta, EMPTY_BLOCK, full, NULL_BLOCK, pictureOf, row, STAT } from "./frames.js";
+import {
+  binned,
+  columns,
+  delta,
+  EMPTY_BLOCK,
+  full,
+  NULL_BLOCK,
+  pictureOf,
+  row,
+  STAT,
+} from "./frames.js";
 import { countListeners, openPage, recordingContext } from "./page.js";
 
 const THEME = { colours: makeColours("light"), ui: "sans-serif", mono: "monospace", textSize: 12 };
@@ -260,4 +270,34 @@ test("clean-up removes all listeners and elements", () => {
   map.destroy();
   assert.equal(listeners(), 0);
   assert.equal(root.childNodes.length, 0);
+});
+
+test("bins are drawn as they come: a stack in the hue of most, marks where something happened", () => {
+  const bins = Array.from({ length: 2045 }, (_, k) => [k % 490, 0, k % 8, k === 7 ? 0x30 : 0]);
+  const picture = pictureOf(binned("full", 489, bins));
+  const { draw, map, context, root } = mapOf(picture);
+  assert.equal(draw(), 2045);
+  assert.equal(map.layout.perCell, 489);
+  const frame = binned("delta", 489, [
+    [3, 200, 100, 1, 0x10],
+    [2044, 1, 0, 2, 0],
+  ]);
+  context.calls.length = 0;
+  picture.apply(frame, columns(frame));
+  assert.equal(draw(), 2);
+  const fills = context.calls.filter((call) => call.name === "fillRect");
+  assert.ok(fills.some((call) => call.fillStyle === THEME.colours.owner(1).small));
+  const box = boxOf(map.layout, 3);
+  page.point(map.canvas, "pointermove", box.x + 2, box.y + 2);
+  draw();
+  assert.match(
+    root.querySelector(".lms-readout").textContent,
+    /blocks 1,467 to 1,955 200 in use, 100 kept, 189 empty.*in bins/,
+  );
+});
+
+test("in a box with less room a cell stands for several bins", () => {
+  const layout = layoutBlocks({ count: 1_000_000, width: 200, height: 100, bin: 489 });
+  assert.equal(layout.perCell % 489, 0);
+  assert.ok(layout.items * layout.perCell >= 1_000_000 && layout.height <= 100);
 });

@@ -1,6 +1,7 @@
 /**
  * Small streams of frames for tests, made by hand or by chance with a seed.
  */
+import { columnsFromLists } from "../src/core/columns.js";
 import { Picture } from "../src/core/picture.js";
 
 export const STAT = {
@@ -59,19 +60,13 @@ export function delta(blocks, more = {}) {
 export const NULL_BLOCK = [255, 3, 0, 0];
 export const EMPTY_BLOCK = [255, 0, 0, 0];
 
-export function columns(frame) {
-  const lists = frame.columns;
-  const bytes = (name) => Uint8Array.from(lists[name]);
-  return {
-    i: lists.i && Uint32Array.from(lists.i),
-    ...{ slot: bytes("slot"), state: bytes("state"), ref: bytes("ref"), fill: bytes("fill") },
-  };
-}
+export const columns = columnsFromLists;
 
 /** The buffers of a message, each at an odd place of a larger buffer, as a socket gives them. */
 export function buffers(frame) {
-  const { i, slot, state, ref, fill } = columns(frame);
-  const parts = [i && new Uint8Array(i.buffer), slot, state, ref, fill].filter(Boolean);
+  const { i, slot, state, ref, fill, used, kept, flags } = columns(frame);
+  const own = frame.bin ? [used, kept, slot, flags] : [slot, state, ref, fill];
+  const parts = [i, ...own].filter(Boolean).map((part) => new Uint8Array(part.buffer));
   return parts.map((part) => {
     const padded = new Uint8Array(part.length + 3);
     padded.set(part, 3);
@@ -176,4 +171,15 @@ export function randomRun(seed, { steps = 40, numBlocks = 24 } = {}) {
     deltas.push(delta(changed, { ...shared, rows: changedRows, gone, cells: changedCells }));
   }
   return { fulls, deltas };
+}
+
+/** A frame of a pool in bins, which are `[used, kept, slot, flags]`, in a delta after their number. */
+export function binned(kind, size, bins, more = {}) {
+  const names = ["used", "kept", "slot", "flags"];
+  const all = kind === "delta" ? ["i", ...names] : names;
+  const lists = Object.fromEntries(all.map((name, k) => [name, bins.map((bin) => bin[k])]));
+  const info = { ...INFO, num_blocks: size * bins.length };
+  return kind === "delta"
+    ? { ...delta([], more), bin: size, columns: lists }
+    : { ...full([], { info, ...more }), bin: size, columns: lists };
 }

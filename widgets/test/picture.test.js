@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { columnsFromBuffers, columnsFromLists } from "../src/core/columns.js";
 import { Picture } from "../src/core/picture.js";
 import {
+  binned,
   buffers,
   columns,
   delta,
@@ -241,4 +242,29 @@ test("the struct stays until another one is told, the news of a step do not", ()
     [picture.at, picture.struct, picture.preempted, picture.misses],
     [2, struct, [], {}],
   );
+});
+
+test("a large pool comes in bins, whole and then those that changed", () => {
+  const first = binned("full", 400, [
+    [399, 0, 2, 0x50],
+    [0, 300, 7, 0],
+    [0, 0, 255, 0],
+  ]);
+  const picture = pictureOf(first);
+  assert.equal(picture.numBlocks, 1200);
+  assert.deepEqual([...picture.bins.kept], [0, 300, 0]);
+  const tracker = picture.track();
+  tracker.take();
+  const later = binned("delta", 400, [[2, 17, 1, 3, 0x40]], { step: 1 });
+  const other = picture.clone();
+  picture.apply(later, columns(later));
+  assert.deepEqual([picture.bins.used[2], picture.bins.slot[2]], [17, 3]);
+  assert.deepEqual([...tracker.take().blocks], [800]);
+  assert.equal(other.bins.used[2], 0);
+  assert.deepEqual(columnsFromBuffers(later, buffers(later)), columnsFromLists(later));
+  const outside = binned("delta", 400, [[9, 1, 1, 1, 1]], { seq: 2 });
+  assert.throws(() => picture.apply(outside, columns(outside)), /bin 9, the pool has 3/);
+  const small = full([NULL_BLOCK, EMPTY_BLOCK], { seq: 9 });
+  picture.apply(small, columns(small));
+  assert.deepEqual([picture.bins, picture.numBlocks], [null, 2]);
 });

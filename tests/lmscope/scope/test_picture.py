@@ -23,6 +23,7 @@ from lmscope.boundary import (
 )
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.picture_bins import Bins
 from lmscope.scope.run_log import LOG_NAMES
 from lmscope.scope.view import EngineView
 
@@ -333,18 +334,64 @@ def test_words_for_blocks_stop_at_2048_blocks():
     assert len(PictureEncoder(large).full("live").columns[0]) == 2049
 
 
-def test_a_million_blocks_are_fine_and_a_delta_of_them_is_small():
+def test_a_million_blocks_are_told_in_bins_and_stay_small():
     view = plain_view(1_000_000)
-    encoder = PictureEncoder(view)
+    encoder = PictureEncoder(view, in_bins=True)
     full = encoder.full("ready")
     arrive(view, 1)
+    begin(view, blocks=range(1, 2000))
     delta = encoder.delta("live")
 
-    assert [column.nbytes for column in full.columns] == [1_000_000] * 4
+    assert (full.header["bin"], delta.header["bin"]) == (489, 489)
+    assert [len(column) for column in full.columns] == [2045] * 4
+    assert [column.dtype.str for column in full.columns] == ["<u2", "<u2", "|u1", "|u1"]
     assert delta.header["k"] == "delta"
-    assert sum(column.nbytes for column in delta.columns) == 0
-    assert full.columns[0][0] == 255
-    assert full.columns[1][0] == NULL
+    bins, used, kept, slot, flags = (column.tolist() for column in delta.columns)
+    assert bins == [0, 1, 2, 3, 4]
+    assert used == [488, 489, 489, 489, 44]
+    assert (kept, slot) == ([0] * 5, [0] * 5)
+    assert flags == [0x40, 0, 0, 0, 0]
+    for frame in (full, delta, encoder.full("live")):
+        header, buffers = frame.to_message()
+        assert len(json.dumps(header)) + sum(map(len, buffers)) < 64_000
+
+
+def test_who_wants_single_blocks_gets_them_from_any_pool():
+    view = plain_view(200_000)
+    frame = PictureEncoder(view).full("ready")
+    assert "bin" not in frame.header
+    assert [column.nbytes for column in frame.columns] == [200_000] * 4
+    assert frame.columns[0][0] == 255
+    assert frame.columns[1][0] == NULL
+
+
+def test_bins_kept_up_are_the_same_as_bins_counted_anew():
+    rng = np.random.default_rng(3)
+    columns = {name: np.zeros(5000, np.uint8) for name in ("slot", "state", "ref", "fill")}
+    columns["slot"][:] = 255
+    bins = Bins(columns)
+    assert (bins.size, bins.count) == (3, 1667)
+    for _ in range(20):
+        ids = rng.integers(0, 5000, 300)
+        columns["state"][ids] = rng.choice([0, 1, 2, 0x11, 0x22, 0x41], 300)
+        columns["ref"][ids] = rng.integers(0, 3, 300)
+        columns["slot"][ids] = rng.choice([0, 5, 23, 254, 255], 300)
+        changed = bins.update(ids)
+        assert changed.tolist() == sorted({i // 3 for i in ids})
+        anew = Bins(columns)
+        anew.update(range(5000))
+        for mine, theirs in zip(bins.columns(), anew.columns(), strict=True):
+            assert mine.tolist() == theirs.tolist()
+    for number in range(1667):
+        part = slice(3 * number, 3 * number + 3)
+        used, kept, slot, flags = (int(column[number]) for column in bins.columns())
+        state = columns["state"][part]
+        assert used == sum(state & 15 == 1)
+        assert kept == sum(state & 15 == 2)
+        assert bool(flags & 0x10) == any(state & 0x10)
+        assert bool(flags & 0x80) == any(columns["ref"][part] > 1)
+        owned = [s for s in columns["slot"][part] if s != 255]
+        assert slot == 255 if not owned else owned.count(slot) == max(map(owned.count, owned))
 
 
 def test_hostile_text_goes_through_and_is_only_made_shorter():
@@ -379,15 +426,16 @@ def test_long_output_and_long_block_texts_are_cut():
     assert mirror.rows["r0"]["text"] == fresh["rows"][0]["text"] == "2" * 4000
 
 
-def begin(view, request_id="r0", tokens=2, step=1):
+def begin(view, request_id="r0", tokens=2, step=1, blocks=None):
     """Admit a request that arrived with two prompt tokens."""
-    new = NewRequestData(request_id, (1, 2), SamplingParams(), ((step,),), 0)
+    blocks = (step,) if blocks is None else tuple(blocks)
+    new = NewRequestData(request_id, (1, 2), SamplingParams(), (blocks,), 0)
     view.apply(
         SchedulerOutput(
             step=step,
             scheduled_new_reqs=(new,),
             num_scheduled_tokens={request_id: tokens},
-            kv_events=(BlockAllocated(step, request_id),),
+            kv_events=tuple(BlockAllocated(block, request_id) for block in blocks),
         )
     )
 

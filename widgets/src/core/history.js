@@ -30,6 +30,7 @@
  * @property {boolean} isFull      ended because it reached max_tokens
  * @property {Did[]} did           what it computed, in which steps; it waited in the others
  * @property {[number, number][]} blocks  from which step on it held how many
+ * @property {number} seen         the last step of which it was told
  */
 
 const MAX_ENTRIES = 4096;
@@ -175,18 +176,18 @@ export class History {
       if (row.ended !== null && row.ended < (this.entries[0]?.from ?? 0)) return;
       lane = {
         ...{ id: row.id, slot: row.slot, first: row.arrived + 1, last: null, isFull: false },
-        ...{ did: row.did, blocks: [] },
+        ...{ did: row.did, blocks: [], seen: step },
       };
       this.lanes.set(row.id, lane);
     }
     if (row.slot < 254) lane.slot = row.slot;
-    if (step < (lane.did.at(-1)?.[0] ?? 0)) return;
+    // A replay that has jumped back tells less than is known.
+    if (step < lane.seen) return;
+    lane.seen = step;
     lane.did = row.did;
     lane.last = row.state === "finished" ? (row.ended ?? step) : null;
     lane.isFull = row.max !== null && row.output >= row.max;
-    const held = lane.blocks.at(-1);
-    if ((held?.[1] ?? 0) !== row.blocks && (held?.[0] ?? -1) <= step)
-      lane.blocks.push([step, row.blocks]);
+    if ((lane.blocks.at(-1)?.[1] ?? 0) !== row.blocks) lane.blocks.push([step, row.blocks]);
   }
 
   /** @param {Picture} picture */

@@ -3,7 +3,7 @@
  * The picture that every view draws: frames go in, columns, rows and words come out.
  * `docs/picture.md` describes the frames. Nothing here touches a document.
  */
-import { checkLengths } from "./columns.js";
+import { checkLengths, OF_BINS, OF_BLOCKS } from "./columns.js";
 
 /**
  * @typedef {object} Stat
@@ -137,6 +137,11 @@ import { checkLengths } from "./columns.js";
 /** @typedef {import("./columns.js").Columns} Columns */
 
 /**
+ * Counts of neighbours. Flags: HIT, EVICTED and WRITTEN, and SHARED.
+ * @typedef {{size: number, used: Uint16Array, kept: Uint16Array, slot: Uint8Array, flags: Uint8Array}} Bins
+ */
+
+/**
  * @typedef {object} Frame
  * @property {number} v
  * @property {"full" | "delta"} k
@@ -160,6 +165,7 @@ import { checkLengths } from "./columns.js";
  * @property {SentTree} [tree]
  * @property {string[]} [gone]
  * @property {Cell[]} [cells]
+ * @property {number} [bin]  blocks in a bin, where the columns are of bins
  * @property {string} note
  * @property {Record<string, number[]>} [columns]  in a page
  */
@@ -174,6 +180,7 @@ export const NULL = 3;
 export const HIT = 0x10;
 export const EVICTED = 0x20;
 export const WRITTEN = 0x40;
+export const SHARED = 0x80;
 
 /** The counts of a step in a log, in their order. */
 export const LOG_NAMES = /** @type {(keyof Stat)[]} */ ([
@@ -241,12 +248,14 @@ export class Picture {
     this.fill = new Uint8Array(0);
     /** First slot of a block that was written in this step. */
     this.writtenFrom = new Uint8Array(0);
+    /** A pool too large to be told block by block; the columns above are empty then. */
+    this.bins = /** @type {Bins | null} */ (null);
     /** @type {Set<Tracker>} */
     this.trackers = new Set();
   }
 
   get numBlocks() {
-    return this.state.length;
+    return this.bins ? (this.info?.num_blocks ?? 0) : this.state.length;
   }
 
   /**
@@ -302,6 +311,7 @@ export class Picture {
     other.rows = new Map(this.rows);
     other.cells = new Map(this.cells);
     for (const name of COLUMNS) other[name] = this[name].slice();
+    other.bins = this.bins && copyBins(this.bins);
     other.trackers = new Set();
     return other;
   }
@@ -331,8 +341,12 @@ export class Picture {
    * @param {boolean} follows  whether it comes right after the frame before
    */
   #applyFull(frame, columns, follows) {
+    this.info = frame.info ?? this.info;
     const size = columns.state.length;
-    checkLengths(columns, size);
+    checkLengths(columns, OF_BLOCKS.slice(1), size);
+    if (frame.bin) checkLengths(columns, OF_BINS, columns.used.length);
+    else checkLengths(columns, OF_BLOCKS, size);
+    this.bins = frame.bin ? copyBins({ size: frame.bin, ...columns }) : null;
     const before =
       follows && size === this.numBlocks ? { state: this.state, fill: this.fill } : null;
     this.writtenFrom = new Uint8Array(size);
@@ -345,11 +359,10 @@ export class Picture {
         );
       }
     }
-    this.slot = Uint8Array.from(columns.slot);
+    this.slot = frame.bin ? new Uint8Array(0) : Uint8Array.from(columns.slot);
     this.state = Uint8Array.from(columns.state);
     this.ref = Uint8Array.from(columns.ref);
     this.fill = Uint8Array.from(columns.fill);
-    this.info = frame.info ?? this.info;
     this.rows = new Map(frame.rows.map((row) => [row.id, completeRow(row)]));
     this.cells = new Map((frame.cells ?? []).map((cell) => [cell[0], cell]));
     this.#changed((changes) => {
@@ -363,8 +376,30 @@ export class Picture {
    * @param {Columns} columns
    */
   #applyDelta(frame, columns) {
+    const changed = this.bins ? this.#applyBins(columns, this.bins) : this.#applyBlocks(columns);
+    for (const cell of frame.cells ?? []) this.cells.set(cell[0], cell);
+    let isNewList = (frame.gone?.length ?? 0) > 0;
+    for (const id of frame.gone ?? []) this.rows.delete(id);
+    for (const row of frame.rows) {
+      const old = this.rows.get(row.id);
+      if (!old) isNewList = true;
+      this.rows.set(row.id, old ? mergeRow(old, row, frame.step) : completeRow(row));
+    }
+    this.#changed((changes) => {
+      for (const block of changed) changes.blocks.add(block);
+      for (const cell of frame.cells ?? []) changes.blocks.add(cell[0]);
+      for (const row of frame.rows) changes.rows.add(row.id);
+      changes.list ||= isNewList;
+    });
+  }
+
+  /**
+   * @param {Columns} columns
+   * @returns {Iterable<number>} the blocks that changed
+   */
+  #applyBlocks(columns) {
     const ids = columns.i ?? new Uint32Array(0);
-    checkLengths(columns, ids.length);
+    checkLengths(columns, OF_BLOCKS, ids.length);
     if (ids.length && ids[ids.length - 1] >= this.numBlocks) {
       throw new Error(`frame names block ${ids[ids.length - 1]}, the pool has ${this.numBlocks}`);
     }
@@ -377,20 +412,23 @@ export class Picture {
       this.fill[block] = columns.fill[k];
       if ((columns.state[k] & 0xf) === EMPTY) this.cells.delete(block);
     }
-    for (const cell of frame.cells ?? []) this.cells.set(cell[0], cell);
-    let isNewList = (frame.gone?.length ?? 0) > 0;
-    for (const id of frame.gone ?? []) this.rows.delete(id);
-    for (const row of frame.rows) {
-      const old = this.rows.get(row.id);
-      if (!old) isNewList = true;
-      this.rows.set(row.id, old ? mergeRow(old, row, frame.step) : completeRow(row));
+    return ids;
+  }
+
+  /**
+   * @param {Columns} columns
+   * @param {Bins} bins
+   * @returns {Iterable<number>} the first block of each bin that changed
+   */
+  #applyBins(columns, bins) {
+    const ids = columns.i ?? new Uint32Array(0);
+    checkLengths(columns, OF_BINS, ids.length);
+    if (ids.length && ids[ids.length - 1] >= bins.used.length) {
+      throw new Error(`frame names bin ${ids[ids.length - 1]}, the pool has ${bins.used.length}`);
     }
-    this.#changed((changes) => {
-      for (const block of ids) changes.blocks.add(block);
-      for (const cell of frame.cells ?? []) changes.blocks.add(cell[0]);
-      for (const row of frame.rows) changes.rows.add(row.id);
-      changes.list ||= isNewList;
-    });
+    for (let k = 0; k < ids.length; k++)
+      for (const name of OF_BINS) bins[name][ids[k]] = columns[name][k];
+    return Array.from(ids, (bin) => bin * bins.size);
   }
 
   /** @param {(changes: Changes) => void} note */
@@ -489,6 +527,14 @@ function mergeDid(old, { did, computed }, step) {
   if (computed === undefined || !last || last[2] === "x" || last[0] + last[1] > step) return old;
   const [start, , ...rest] = last;
   return [...old.slice(0, -1), [start, step - start + 1, ...rest]];
+}
+
+/**
+ * @param {Bins} bins
+ * @returns {Bins}
+ */
+function copyBins({ size, used, kept, slot, flags }) {
+  return { size, used: used.slice(), kept: kept.slice(), slot: slot.slice(), flags: flags.slice() };
 }
 
 /**

@@ -52,14 +52,14 @@ export class Reel {
     let bytes;
     if (frame.k === "delta" && open && open.deltas.length < MOST_DELTAS) {
       bytes = FRAME_BYTES + frame.rows.length * 100 + (frame.cells?.length ?? 0) * CELL_BYTES;
-      bytes += columns.state.length * 8;
+      bytes += (columns.state.length + columns.used.length) * 10;
       open.deltas.push({ frame, columns });
       open.bytes += bytes;
     } else {
       const start = picture.clone();
       // What is told once a frame is known to the history, or is shown by the last frame only.
       start.log = [];
-      bytes = FRAME_BYTES + picture.numBlocks * 5;
+      bytes = FRAME_BYTES + picture.state.length * 5 + (picture.bins?.used.length ?? 0) * 6;
       bytes += picture.rows.size * ROW_BYTES + picture.cells.size * CELL_BYTES;
       this.stretches.push({ start, deltas: [], bytes });
     }
