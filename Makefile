@@ -22,7 +22,7 @@ LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 NODE_MODULES := widgets/node_modules/.installed
 
-.PHONY: help demo lab test lint js bundles format bench fuzz soak hooks chromium
+.PHONY: help demo lab test lint js bundles format bench fuzz soak images hooks chromium
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -56,6 +56,10 @@ fuzz: $(DEV)
 # 6,000 requests with two views open: the memory at the end is that after 1,000.
 soak: $(CORE)
 	$(BIN)/python widgets/benchmarks/soak.py
+
+# The README's pictures, from a real run.
+images: $(DEV) chromium
+	$(BIN)/python docs/images/make_images.py
 
 # The checks of .pre-commit-config.yaml before each commit.
 hooks: $(DEV)
