@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from lmscope.boundary import PrefixCacheStats
 from lmscope.engine.block_pool import BlockPool
@@ -152,6 +153,15 @@ class KVCacheManager:
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.req_to_blocks.get(request_id, ()))
+
+    def largest_holder(self) -> tuple[str | None, int]:
+        """The request that holds most blocks, the earliest of equals, and how many."""
+        tables = self.req_to_blocks
+        if not tables:
+            return None, 0
+        lengths = list(map(len, tables.values()))
+        most = max(lengths)
+        return next(islice(tables, lengths.index(most), None)), most
 
     def num_common_prefix_blocks(self, request_id: str) -> int:
         """Leading blocks of a request that every request which holds blocks holds too.

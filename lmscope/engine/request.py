@@ -55,9 +55,11 @@ class Request:
         "core_request",
         "decision",
         "discard_latest_async_tokens",
+        "eos_token_id",
         "events",
         "is_prefill_chunk",
         "max_tokens",
+        "min_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
@@ -70,6 +72,7 @@ class Request:
         "skip_reading_prefix_cache",
         "spec_token_ids",
         "status",
+        "steady_until",
         "stop_reason",
         "stop_token_ids",
     )
@@ -83,6 +86,9 @@ class Request:
         self.arrival_time = core_request.arrival_time
         # The front end fills max_tokens in; None here means no limit but the length's.
         self.max_tokens = params.max_tokens if params.max_tokens is not None else 1 << 62
+        self.min_tokens = params.min_tokens
+        # no token is None
+        self.eos_token_id = None if params.ignore_eos else core_request.eos_token_id
         self.stop_token_ids = frozenset(params.stop_token_ids)
         self.skip_reading_prefix_cache = bool(params.skip_reading_prefix_cache)
 
@@ -90,6 +96,9 @@ class Request:
         self.all_token_ids = list(core_request.prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
         self.num_computed_tokens = 0
+        # Up to here, in computed tokens, a decode needs no more than the next slot of a block
+        # that it holds: no block begins or gets full, and no limit is near.
+        self.steady_until = 0
         # prefix hits at the first admission; never rewritten when it resumes
         self.num_cached_tokens = -1
         self.num_preemptions = 0
@@ -100,7 +109,8 @@ class Request:
         # async scheduling: tokens scheduled to be produced but not returned yet
         self.num_output_placeholders = 0
         self.discard_latest_async_tokens = False
-        self.stop_reason: int | None = None
+        # the stop token, or what was wrong
+        self.stop_reason: int | str | None = None
         self.events: list[EngineCoreEvent] = []
         # what schedule() said about it last
         self.decision: Decision | None = None
@@ -126,8 +136,10 @@ class Request:
         return tuple(self.all_token_ids[self.num_prompt_tokens :])
 
     def append_output_token_id(self, token_id: int) -> None:
-        self.all_token_ids.append(token_id)
-        self._extend_hashes()
+        token_ids, hasher = self.all_token_ids, self.block_hasher
+        token_ids.append(token_id)
+        if hasher is not None and len(token_ids) % hasher.block_size == 0:
+            self._extend_hashes()
 
     def check_stop(self, max_model_len: int) -> bool:
         """Finish the request if the token appended last ends it.
@@ -135,19 +147,19 @@ class Request:
         Order as in vLLM: nothing before min_tokens, then EOS, stop tokens, length. EOS
         leaves `stop_reason` None.
         """
-        params = self.sampling_params
-        num_output_tokens = self.num_output_tokens
-        if num_output_tokens < params.min_tokens:
+        num_tokens = len(self.all_token_ids)
+        num_output_tokens = num_tokens - self.num_prompt_tokens
+        if num_output_tokens < self.min_tokens:
             return False
         token_id = self.all_token_ids[-1]
-        if not params.ignore_eos and token_id == self.core_request.eos_token_id:
+        if token_id == self.eos_token_id:
             self.status = RequestStatus.FINISHED_STOPPED
             return True
         if token_id in self.stop_token_ids:
             self.status = RequestStatus.FINISHED_STOPPED
             self.stop_reason = token_id
             return True
-        if self.num_tokens >= max_model_len or num_output_tokens >= self.max_tokens:
+        if num_tokens >= max_model_len or num_output_tokens >= self.max_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
             return True
         return False

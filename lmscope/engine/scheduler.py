@@ -9,17 +9,15 @@ for each request why.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from lmscope.boundary import (
-    CachedRequestData,
     EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
     ModelRunnerOutput,
-    NewRequestData,
     SchedulerOutput,
     SchedulerStats,
     SpecDecodingStats,
@@ -28,6 +26,7 @@ from lmscope.decisions import Behind, Code, Decision, Outcome
 from lmscope.engine.kv_cache_manager import KVCacheManager
 from lmscope.engine.request import Request, RequestStatus
 from lmscope.engine.request_queue import make_request_queue
+from lmscope.engine.step import DecodeRow, Step
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
@@ -55,39 +54,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 0
 
 
-class _Step:
-    """What one call of schedule() has collected so far."""
-
-    def __init__(self, token_budget: int) -> None:
-        self.token_budget = token_budget
-        self.num_scheduled_tokens: dict[str, int] = {}
-        self.spec_decode_tokens: dict[str, tuple[int, ...]] = {}
-        self.new_blocks: dict[str, tuple[int, ...]] = {}
-        self.running: list[Request] = []
-        self.new: list[Request] = []
-        self.resumed: list[Request] = []
-        self.preempted: list[Request] = []
-        self.decisions: dict[str, Decision] = {}
-        self.behind: Behind | None = None
-
-    def decide(self, decision: Decision, request: Request) -> None:
-        self.decisions[decision.request_id] = decision
-        request.decision = decision
-
-    def grant(self, request: Request, num_tokens: int, blocks: Sequence[int]) -> None:
-        self.num_scheduled_tokens[request.request_id] = num_tokens
-        self.new_blocks[request.request_id] = tuple(blocks)
-        self.token_budget -= num_tokens
-
-    def take_back(self, request: Request) -> None:
-        """Undo what a victim got earlier in the same step."""
-        request_id = request.request_id
-        self.running.remove(request)
-        self.token_budget += self.num_scheduled_tokens.pop(request_id)
-        self.spec_decode_tokens.pop(request_id, None)
-        del self.new_blocks[request_id]
-
-
 class Scheduler:
     """Decides each step; owns all live requests and, through its manager, all blocks."""
 
@@ -107,8 +73,10 @@ class Scheduler:
         # n-gram drafts come from the known tokens and need no slots of their own
         drafts_need_slots = config.spec_method in ("eagle", "draft_model")
         self.num_lookahead_tokens = config.num_speculative_tokens if drafts_need_slots else 0
+        self._only_plain_decodes = not config.async_scheduling and not self.num_lookahead_tokens
+        self._last_row: DecodeRow | None = None
         self._finished_req_ids: list[str] = []
-        self._scheduled_before: set[str] = set()
+        self._scheduled_before: Collection[str] = frozenset()
         self._step = 0
 
     # -- requests come and go ----------------------------------------------
@@ -160,7 +128,7 @@ class Scheduler:
                 request.num_output_placeholders = 0
                 # a batch in flight holds a token that must not be used any more
                 request.discard_latest_async_tokens = self.config.async_scheduling
-            self._scheduled_before.clear()
+            self._scheduled_before = frozenset()
         return self.kv_cache_manager.reset_prefix_cache()
 
     # -- schedule ----------------------------------------------------------
@@ -170,7 +138,7 @@ class Scheduler:
         self._step += 1
         self.kv_cache_manager.block_pool.step = self._step
         now = time.monotonic()
-        step = _Step(self.config.max_num_batched_tokens)
+        step = Step(self.config.max_num_batched_tokens, self._last_row)
         self._schedule_running(step, now)
         if step.preempted:
             self._keep_waiting(
@@ -184,14 +152,15 @@ class Scheduler:
         assert step.token_budget >= 0
         assert len(self.running) <= self.config.max_num_seqs
         output = self._make_output(step, now)
+        self._last_row = step.first_row
         self._advance(step)
         return output
 
-    def _schedule_running(self, step: _Step, now: float) -> None:
+    def _schedule_running(self, step: Step, now: float) -> None:
         config = self.config
         running = self.running
         index = 0
-        while index < len(running):
+        while (index := self._schedule_decodes(step, index)) < len(running):
             request = running[index]
             request_id = request.request_id
             if step.token_budget == 0:
@@ -225,15 +194,57 @@ class Scheduler:
             if blocks is None:
                 self._refuse_rest(step, index, Code.AFTER_SELF_PREEMPTION, request_id)
                 return
-            budget_left = step.token_budget
+            step.decide_granted(request, wanted, num_tokens)
             step.running.append(request)
             step.grant(request, num_tokens, blocks)
             self._schedule_drafts(step, request, num_tokens)
-            step.decide(_granted(request, wanted, num_tokens, budget_left), request)
             index += 1
 
+    def _schedule_decodes(self, step: Step, index: int) -> int:
+        """Grant a token each to the running requests from `index` on that only decode.
+
+        That is what most requests do in most steps, so it has a short way of its own; the long
+        one, which the first of the others takes, would decide the same. Returns its index.
+        """
+        running = self.running
+        first, end = index, min(len(running), index + step.token_budget)
+        while index < end:
+            request = running[index]
+            computed = request.num_computed_tokens
+            if len(request.all_token_ids) - computed != 1:
+                break
+            if computed >= request.steady_until and not self._make_steady(step, request):
+                break
+            index += 1
+        if index > first:
+            step.grant_decodes(running[first:index])
+        return index
+
+    def _make_steady(self, step: Step, request: Request) -> bool:
+        """Find a decode the slots up to the end of its block; False if it needs a closer look.
+
+        Blocks and their names change only where a block begins and where it gets full.
+        """
+        computed, size = request.num_computed_tokens, self.config.block_size
+        if (
+            self._only_plain_decodes
+            and not request.spec_token_ids
+            and not request.num_tokens_lost
+            and not request.is_prefill_chunk
+            and computed >= request.num_prompt_tokens
+            and computed < self.max_model_len - 1
+        ):
+            blocks = self.kv_cache_manager.allocate_slots(request, 1)
+            if blocks is not None:
+                if blocks:
+                    step.new_blocks[request.request_id] = tuple(blocks)
+                end_of_block = (computed // size + 1) * size
+                request.steady_until = min(end_of_block, self.max_model_len) - 1
+                return True
+        return False
+
     def _allocate_or_preempt(
-        self, step: _Step, request: Request, num_tokens: int, index: int, now: float
+        self, step: Step, request: Request, num_tokens: int, index: int, now: float
     ) -> tuple[list[int] | None, int]:
         """Blocks for a running request, taken from others if need be.
 
@@ -248,15 +259,17 @@ class Scheduler:
             if blocks is not None:
                 return blocks, index
             needed, free = manager.blocks_needed, manager.block_pool.num_free_blocks
+            was_examined = False
             if self.config.policy == "priority":
                 position = _least_important(self.running)
                 victim = self.running.pop(position)
+                was_examined = position < index
                 if victim.request_id in step.num_scheduled_tokens:
                     step.take_back(victim)
                     # Named when they were handed out, and not going to be computed now.
                     # vLLM 0.16 keeps the names, and a later hit reads what was never written.
                     manager.forget_uncomputed(victim)
-                if position < index:
+                if was_examined:
                     index -= 1
             else:
                 victim = self.running.pop()
@@ -275,11 +288,12 @@ class Scheduler:
                     tokens_lost=tokens_lost,
                 ),
                 victim,
+                was_examined,
             )
             if victim is request:
                 return None, index
 
-    def _schedule_drafts(self, step: _Step, request: Request, num_tokens: int) -> None:
+    def _schedule_drafts(self, step: Step, request: Request, num_tokens: int) -> None:
         if not request.spec_token_ids:
             return
         num_drafts = (
@@ -292,7 +306,7 @@ class Scheduler:
             step.spec_decode_tokens[request.request_id] = tuple(request.spec_token_ids[:num_drafts])
         request.spec_token_ids = []
 
-    def _schedule_waiting(self, step: _Step, now: float) -> None:
+    def _schedule_waiting(self, step: Step, now: float) -> None:
         config = self.config
         manager = self.kv_cache_manager
         while self.waiting:
@@ -327,18 +341,12 @@ class Scheduler:
             request.num_computed_tokens = num_hits
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = num_hits
-            budget_left = step.token_budget
+            step.decide_granted(request, wanted, num_tokens, num_hits, is_resumed=not is_new)
             step.grant(request, num_tokens, manager.get_block_ids(request.request_id))
-            step.decide(
-                _granted(request, wanted, num_tokens, budget_left, num_hits, is_resumed=not is_new),
-                request,
-            )
 
     # -- why not -----------------------------------------------------------
 
-    def _refuse_rest(
-        self, step: _Step, index: int, code: Code, other_id: str | None = None
-    ) -> None:
+    def _refuse_rest(self, step: Step, index: int, code: Code, other_id: str | None = None) -> None:
         """The running requests from `index` on get nothing in this step.
 
         other_id   because of whom; unless given, of the one that took most of the budget
@@ -362,16 +370,14 @@ class Scheduler:
             )
 
     def _refuse_head(
-        self, step: _Step, request: Request, code: Code, wanted: int | None = None
+        self, step: Step, request: Request, code: Code, wanted: int | None = None
     ) -> None:
         """The head of the waiting queue is not admitted, nor is anyone behind it."""
         manager = self.kv_cache_manager
         needed = 0
         if code is Code.NO_BLOCKS:
             needed = manager.blocks_needed
-            other_id, amount = _largest(
-                {r.request_id: len(manager.req_to_blocks[r.request_id]) for r in self.running}
-            )
+            other_id, amount = manager.largest_holder()
         elif code is Code.SEATS:
             other_id, amount = None, len(self.running)
         else:
@@ -395,7 +401,7 @@ class Scheduler:
         )
         self._keep_waiting(step, Code.BEHIND, request.request_id, num_examined=1)
 
-    def _keep_waiting(self, step: _Step, code: Code, other_id: str, num_examined: int) -> None:
+    def _keep_waiting(self, step: Step, code: Code, other_id: str, num_examined: int) -> None:
         """Cover everyone in the waiting queue but those who have a decision of their own."""
         num_covered = len(self.waiting) - num_examined
         if num_covered > 0:
@@ -409,72 +415,49 @@ class Scheduler:
 
     # -- the output of a step ----------------------------------------------
 
-    def _make_output(self, step: _Step, now: float) -> SchedulerOutput:
+    def _make_output(self, step: Step, now: float) -> SchedulerOutput:
         manager = self.kv_cache_manager
-        known = step.running + step.resumed
         num_common = (
             manager.num_common_prefix_blocks(self.running[0].request_id) if self.running else 0
         )
         output = SchedulerOutput(
             step=self._step,
             time=now,
-            scheduled_new_reqs=tuple(
-                NewRequestData(
-                    r.request_id,
-                    r.core_request.prompt_token_ids,
-                    r.sampling_params,
-                    (step.new_blocks[r.request_id],),
-                    r.num_computed_tokens,
-                )
-                for r in step.new
-            ),
-            scheduled_cached_reqs=CachedRequestData(
-                req_ids=tuple(r.request_id for r in known),
-                resumed_req_ids=tuple(r.request_id for r in step.resumed),
-                all_token_ids={
-                    r.request_id: tuple(r.all_token_ids)
-                    for r in known
-                    if r.request_id not in self._scheduled_before
-                },
-                new_block_ids=tuple(
-                    (blocks,) if (blocks := step.new_blocks[r.request_id]) else None for r in known
-                ),
-                num_computed_tokens=tuple(r.num_computed_tokens for r in known),
-                num_output_tokens=tuple(
-                    r.num_output_tokens + r.num_output_placeholders for r in known
-                ),
-            ),
+            scheduled_new_reqs=step.new_requests(),
+            scheduled_cached_reqs=step.cached_requests(self._scheduled_before),
             num_scheduled_tokens=step.num_scheduled_tokens,
             total_num_scheduled_tokens=sum(step.num_scheduled_tokens.values()),
             scheduled_spec_decode_tokens=step.spec_decode_tokens,
             num_common_prefix_blocks=(num_common,),
             finished_req_ids=tuple(self._finished_req_ids),
             preempted_req_ids=tuple(r.request_id for r in step.preempted),
-            decisions=tuple(step.decisions.values()),
+            decisions=tuple(step.decisions),
             behind=step.behind,
             kv_events=manager.block_pool.take_events(),
         )
-        self._scheduled_before = set(step.num_scheduled_tokens)
+        self._scheduled_before = step.num_scheduled_tokens
         self._finished_req_ids = []
         return output
 
-    def _advance(self, step: _Step) -> None:
+    def _advance(self, step: Step) -> None:
         """Count the scheduled tokens as computed, so that the next step can be scheduled.
 
         With async scheduling a request that will produce a token gets a placeholder for
         it, and for each draft, until the model's answer arrives.
         """
+        for request in step.decodes:
+            request.num_computed_tokens += 1
         drafts = [-1] * self.config.num_speculative_tokens
-        for request_id, num_tokens in step.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            request.num_computed_tokens += num_tokens
+        for request in step.others:
+            request.num_computed_tokens += step.num_scheduled_tokens[request.request_id]
+            request.steady_until = 0
             if request.num_computed_tokens >= request.num_tokens_lost:
                 request.num_tokens_lost = 0
             request.is_prefill_chunk = (
                 request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
             )
             if self.config.async_scheduling and not request.is_prefill_chunk:
-                num_drafts = len(step.spec_decode_tokens.get(request_id, ()))
+                num_drafts = len(step.spec_decode_tokens.get(request.request_id, ()))
                 request.num_output_placeholders += 1 + num_drafts
                 request.spec_token_ids = list(drafts)
 
@@ -488,44 +471,44 @@ class Scheduler:
         Requests that were aborted meanwhile are ignored. A prefill that is not finished
         produces no output.
         """
-        rows = model_runner_output.req_id_to_index
+        scheduled = scheduler_output.num_scheduled_tokens
+        # The runner may keep an order of its own; usually it is the scheduler's.
+        has_same_order = model_runner_output.req_ids == tuple(scheduled)
+        rows = None if has_same_order else model_runner_output.req_id_to_index
         sampled = model_runner_output.sampled_token_ids
+        logprobs, errors = model_runner_output.logprobs, model_runner_output.errors
+        prompt_logprobs = model_runner_output.prompt_logprobs_dict
         drafts = scheduler_output.scheduled_spec_decode_tokens
         spec_stats = _SpecStats(self.config.num_speculative_tokens)
         outputs: list[EngineCoreOutput] = []
         stopped: list[tuple[Request, RequestStatus]] = []
 
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for row, request_id in enumerate(scheduled):
             request = self.requests.get(request_id)
             if request is None:  # finished while the model ran
                 continue
-            row = rows[request_id]
+            if rows is not None:
+                row = rows[request_id]
             generated = sampled[row] if sampled else ()
-            if request_id in drafts and generated:
+            if generated and request_id in drafts:
                 num_drafts = len(drafts[request_id])
-                num_rejected = num_drafts - (len(generated) - 1)
-                # The counters of a request that was preempted by force start anew; drafts
-                # of a batch from before are not in them.
-                if not request.discard_latest_async_tokens:
-                    if request.num_computed_tokens > 0:
-                        request.num_computed_tokens -= num_rejected
-                    if request.num_output_placeholders > 0:
-                        request.num_output_placeholders -= num_rejected
+                self._reject_drafts(request, num_drafts - (len(generated) - 1))
                 spec_stats.record(num_drafts, len(generated) - 1)
 
             status_before = request.status
-            error = model_runner_output.errors.get(request_id)
-            if error is None:
-                kept = self._append_tokens(request, generated)
+            kept: tuple[int, ...] = ()
+            if request_id in errors:
+                request.status = RequestStatus.FINISHED_ERROR
+                request.stop_reason = errors[request_id]
             else:
-                kept, request.status = (), RequestStatus.FINISHED_ERROR
-            finish_reason = request.status.finish_reason
-            if finish_reason is not None:
+                kept = self._append_tokens(request, generated)
+            finish_reason = None
+            if request.status is not status_before:
+                finish_reason = request.status.finish_reason
                 stopped.append((request, status_before))
                 self._free_request(request)
-            if not kept and finish_reason is None:
+            elif not kept:
                 continue
-            logprobs = model_runner_output.logprobs
             new_logprobs = logprobs[row] if logprobs is not None and kept else None
             if new_logprobs is not None and len(kept) < len(generated):
                 new_logprobs = type(new_logprobs)(
@@ -538,11 +521,11 @@ class Scheduler:
                     request_id,
                     kept,
                     new_logprobs,
-                    model_runner_output.prompt_logprobs_dict.get(request_id),
+                    prompt_logprobs.get(request_id) if prompt_logprobs else None,
                     finish_reason,
-                    request.stop_reason if error is None else error,
-                    request.take_events(),
-                    max(0, request.num_cached_tokens),
+                    request.stop_reason,
+                    request.take_events() if request.events else (),
+                    request.num_cached_tokens,
                 )
             )
 
@@ -568,6 +551,17 @@ class Scheduler:
             if request is None:
                 continue
             request.spec_token_ids = [] if request.is_prefill_chunk else list(drafts)
+            request.steady_until = 0
+
+    def _reject_drafts(self, request: Request, num_rejected: int) -> None:
+        """Take back what was counted for drafts that the model did not accept."""
+        # The counters of a request that was preempted by force start anew; drafts of a batch
+        # from before are not in them.
+        if not request.discard_latest_async_tokens:
+            if request.num_computed_tokens > 0:
+                request.num_computed_tokens -= num_rejected
+            if request.num_output_placeholders > 0:
+                request.num_output_placeholders -= num_rejected
 
     def _append_tokens(self, request: Request, generated: Sequence[int]) -> tuple[int, ...]:
         """Append sampled tokens one by one up to a stop; returns those that were kept."""
@@ -578,20 +572,21 @@ class Scheduler:
             # mark goes with the next token, even if that batch brought none.
             request.discard_latest_async_tokens = False
             return ()
-        was_running = request.status is RequestStatus.RUNNING
-        kept = []
-        for token_id in generated:
+        is_async = self.config.async_scheduling
+        was_running = is_async and request.status is RequestStatus.RUNNING
+        kept = tuple(generated)
+        for count, token_id in enumerate(generated, start=1):
             request.append_output_token_id(token_id)
-            kept.append(token_id)
             if request.check_stop(self.max_model_len):
+                kept = kept[:count]
                 break
-        if self.config.async_scheduling:
+        if is_async:
             request.num_output_placeholders -= len(kept)
             if was_running:
                 self.kv_cache_manager.cache_blocks(
                     request, request.num_computed_tokens - request.num_output_placeholders
                 )
-        return tuple(kept)
+        return kept
 
     def _remove_stopped(self, stopped: list[tuple[Request, RequestStatus]]) -> None:
         running = {id(r) for r, before in stopped if before is RequestStatus.RUNNING}
@@ -615,6 +610,7 @@ class Scheduler:
         # Preempted again before it had caught up, it still lost what it lost before.
         request.num_tokens_lost = max(request.num_tokens_lost, request.num_computed_tokens)
         request.num_computed_tokens = 0
+        request.steady_until = 0
         request.spec_token_ids = []
         request.num_preemptions += 1
         request.record_event(EngineCoreEventType.PREEMPTED, now)
@@ -652,39 +648,6 @@ class _SpecStats:
             num_accepted_tokens=num_accepted_tokens,
             num_accepted_tokens_per_pos=tuple(self._per_position),
         )
-
-
-def _granted(
-    request: Request,
-    wanted: int,
-    num_tokens: int,
-    budget_left: int,
-    num_hits: int = 0,
-    is_resumed: bool = False,
-) -> Decision:
-    """Why a request runs and what it computes; called before its counters advance."""
-    computed = request.num_computed_tokens
-    recomputed = max(0, min(request.num_tokens_lost, computed + num_tokens) - computed)
-    left = max(0, wanted - num_tokens)
-    if is_resumed or recomputed:
-        code = Code.RESUMED
-    elif computed >= request.num_prompt_tokens:
-        code = Code.DECODE
-    elif left:
-        code = Code.PREFILL_CHUNK
-    else:
-        code = Code.PREFILL
-    return Decision(
-        request.request_id,
-        Outcome.SCHEDULED,
-        code,
-        tokens_wanted=wanted,
-        tokens_granted=num_tokens,
-        tokens_left=left,
-        tokens_recomputed=recomputed,
-        tokens_cached=num_hits,
-        budget_left=budget_left,
-    )
 
 
 def _least_important(running: Sequence[Request]) -> int:
