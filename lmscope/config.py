@@ -203,12 +203,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int
     scheduling_policy: str
     async_scheduling: bool
-    stream_interval: int
     engine: str
     execute: str
     threads: int
     kv_block_bytes: int
     kv_formula: str = ""
+    # new tokens that make an output for a reader of a stream
+    stream_interval: int = 1
 
     @property
     def num_usable_blocks(self) -> int:

@@ -11,10 +11,9 @@ import atexit
 import itertools
 import logging
 import os
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -485,7 +484,7 @@ class LLM:
         """The engine thread ends: nobody may be left waiting. Called on that thread."""
         self.gate.end(error)
         if error is None:
-            self._outputs.abort_requests(self._live.find(self._live), step=0)
+            self._outputs.abort_requests(self._live.find(list(self._live)), step=0)
             gone: Exception = EngineClosedError("the engine was closed; load a new one")
         else:
             logger.error("the engine died", exc_info=error)

@@ -19,10 +19,9 @@ _INTERVAL_S = 0.2
 def generate_bar(streams: Sequence[Stream], is_shown: bool) -> Iterator[Callable[[], None]]:
     """A bar over streams that run; what it gives is to be called as often as one likes.
 
-    It counts the streams, so its total is right however many of them one prompt became. In a
-    notebook it is a widget while it runs and leaves one line of text, which is what a saved
-    notebook shows and what leaves no widget behind. With is_shown=False nothing is imported
-    and nothing is written.
+    It counts samples, n for each stream. In a notebook it is a widget while it runs and leaves
+    one line of text, which is what a saved notebook shows and what leaves no widget behind.
+    With is_shown=False nothing is imported and nothing is written.
     """
     if not is_shown or not streams:
         yield lambda: None
@@ -31,7 +30,8 @@ def generate_bar(streams: Sequence[Stream], is_shown: bool) -> Iterator[Callable
     from tqdm.auto import tqdm
 
     start = time.monotonic()
-    bar: Any = tqdm(total=len(streams), desc="Processed prompts", unit="prompt", **_options(tqdm))
+    total = sum(stream.sampling_params.n for stream in streams)
+    bar: Any = tqdm(total=total, desc="Processed prompts", unit="prompt", **_options(tqdm))
     handle = _display(bar)
     counter = _Counter(streams)
     last = float("-inf")
@@ -60,7 +60,7 @@ def generate_bar(streams: Sequence[Stream], is_shown: bool) -> Iterator[Callable
 
 
 class _Counter:
-    """Finished streams and tokens of all; what has finished is counted once."""
+    """Finished samples and tokens of all; a stream that has finished is counted once."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._running = list(streams)
@@ -68,19 +68,20 @@ class _Counter:
         self._tokens = 0
 
     def count(self) -> tuple[int, int]:
-        running, tokens = [], 0
+        running, finished, tokens = [], 0, 0
         for stream in self._running:
             # Asked first: what finishes meanwhile is counted again the next time.
             is_finished = stream.finished
-            num_tokens = stream.num_tokens
+            num_finished, num_tokens = stream.num_finished, stream.num_tokens
             if is_finished:
-                self._finished += 1
+                self._finished += num_finished
                 self._tokens += num_tokens
             else:
                 running.append(stream)
+                finished += num_finished
                 tokens += num_tokens
         self._running = running
-        return self._finished, self._tokens + tokens
+        return self._finished + finished, self._tokens + tokens
 
 
 def _options(tqdm: Any) -> dict[str, Any]:

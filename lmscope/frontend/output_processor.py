@@ -8,7 +8,7 @@ the ids of requests to end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from lmscope.boundary import (
     CompletionOutput,
@@ -19,7 +19,7 @@ from lmscope.boundary import (
 )
 from lmscope.frontend.detokenizer import IncrementalDetokenizer
 from lmscope.frontend.logprobs import LogprobsProcessor
-from lmscope.frontend.stream import Stream
+from lmscope.frontend.parallel_sampling import Child
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.tap import Tap
 
@@ -32,11 +32,11 @@ class _RequestState:
     def __init__(
         self,
         request: EngineCoreRequest,
-        stream: Stream,
+        child: Child,
         tokenizer: TokenizerAdapter | None,
         on_end: Callable[[str], None],
     ) -> None:
-        self.stream = stream
+        self.child = child
         self.on_end = on_end
         self.num_cached_tokens = 0
         # tapped, and not pushed to the stream yet
@@ -48,7 +48,7 @@ class _RequestState:
         """Push what has been tapped; each output once, in the order of the taps."""
         delta, self.on_its_way = self.on_its_way, None
         if delta is not None:
-            self.stream.push(delta)
+            self.child.stream.push(delta)
 
 
 class OutputProcessor:
@@ -60,10 +60,10 @@ class OutputProcessor:
         self._states: dict[str, _RequestState] = {}
 
     def add_request(
-        self, request: EngineCoreRequest, stream: Stream, on_end: Callable[[str], None]
+        self, request: EngineCoreRequest, child: Child, on_end: Callable[[str], None]
     ) -> None:
         """Expect outputs of `request`; `on_end(request_id)` is called when it has ended."""
-        self._states[request.request_id] = _RequestState(request, stream, self._tokenizer, on_end)
+        self._states[request.request_id] = _RequestState(request, child, self._tokenizer, on_end)
 
     def process(self, outputs: EngineCoreOutputs) -> list[str]:
         """Turn one step into text; returns the ids that a stop string has ended.
@@ -89,20 +89,21 @@ class OutputProcessor:
             self._emit(state, output, outputs.step, finish_reason, stop_reason)
         return ended
 
-    def abort_streams(self, streams: Sequence[Stream], step: int) -> list[str]:
+    def abort_requests(self, children: Iterable[Child], step: int) -> list[str]:
         """End requests with an output of their own; returns the ids that were live."""
         ended = []
-        for stream in streams:
-            state = self._states.get(stream.request_id)
-            if state is not None and state.stream is stream:
-                self._emit(state, EngineCoreOutput(stream.request_id), step, "abort", None)
-                ended.append(stream.request_id)
+        for child in children:
+            state = self._states.get(child.request_id)
+            # The id may belong to another request by now.
+            if state is not None and state.child == child:
+                self._emit(state, EngineCoreOutput(child.request_id), step, "abort", None)
+                ended.append(child.request_id)
         return ended
 
     def text_of(self, request_id: str) -> str:
         """The text that has been delivered so far; "" for unknown requests."""
         state = self._states.get(request_id)
-        return "" if state is None else state.stream.text
+        return "" if state is None else state.child.stream.text_of(state.child.index)
 
     def _emit(
         self,
@@ -126,7 +127,7 @@ class OutputProcessor:
             prompt_logprobs=prompt_logprobs,
             outputs=(
                 CompletionOutput(
-                    0,
+                    state.child.index,
                     state.detokenizer.get_next_output_text(is_finished, delta=True),
                     output.new_token_ids,
                     state.logprobs.cumulative_logprob,
@@ -149,13 +150,13 @@ class OutputProcessor:
         state.deliver()
 
 
-def aborted_output(request_id: str, step: int) -> RequestOutput:
+def aborted_output(child: Child, step: int) -> RequestOutput:
     """The only output of a request that was aborted before the engine saw it."""
     return RequestOutput(
         step=step,
         time=time.monotonic(),
-        request_id=request_id,
-        outputs=(CompletionOutput(0, "", (), finish_reason="abort"),),
+        request_id=child.request_id,
+        outputs=(CompletionOutput(child.index, "", (), finish_reason="abort"),),
         finished=True,
         num_cached_tokens=0,
     )

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from types import TracebackType
 from typing import NoReturn
 
-from lmscope.boundary import CompletionOutput, Logprob, RequestOutput
-from lmscope.sampling_params import RequestOutputKind, SamplingParams
+from lmscope.boundary import CompletionOutput, RequestOutput
+from lmscope.frontend.output_shaper import OutputShaper
+from lmscope.frontend.parallel_sampling import child_ids
+from lmscope.sampling_params import SamplingParams
 
 __all__ = ["Stream"]
 
@@ -29,6 +31,12 @@ class Stream:
         with llm.submit("Tell me a story.") as stream:
             for output in stream:
                 print(output.outputs[0].text)
+
+    With n > 1 it is finished when all samples have ended, `outputs` has them by their index,
+    and `abort` ends them all. Each output of an iteration has one sample in it, except with
+    FINAL_ONLY, which gives all of them once.
+
+    stream_interval   new tokens of a sample that make an output while it runs
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class Stream:
         *,
         abort: Callable[[str], None],
         check_wait: Callable[[], None] = lambda: None,
+        stream_interval: int = 1,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -47,10 +56,13 @@ class Stream:
         self.sampling_params = sampling_params
         self._abort = abort
         self._check_wait = check_wait
-        self._changed = threading.Condition()
-        # This request's steps, as they crossed the tap. Only ever appended to.
+        self._stream_interval = stream_interval
+        # No condition: Ctrl-C inside one can leave its lock taken, or raise another error.
+        self._lock = threading.Lock()
+        # The steps of all samples, as they crossed the tap. Only ever appended to.
         self._deltas: list[RequestOutput] = []
         self._num_tokens = 0
+        self._num_finished = 0
         self._finished = False
         self._error: BaseException | None = None
         self._wakers: list[Callable[[], None]] = []
@@ -69,27 +81,44 @@ class Stream:
         return self._finished
 
     @property
+    def num_finished(self) -> int:
+        """How many of the n samples have ended."""
+        return self._num_finished
+
+    @property
+    def child_ids(self) -> tuple[str, ...]:
+        """The ids by which views, recordings and `llm.why` know the samples, by their index.
+
+        With n=1 it is `request_id`, else "0_7", "1_7", ... for a `request_id` of "7".
+        """
+        return child_ids(self.request_id, self.sampling_params.n)
+
+    @property
     def text(self) -> str:
-        """The text so far."""
-        return "".join(d.outputs[0].text for d in self._deltas)
+        """The text so far; with n > 1 that of the sample with index 0."""
+        return self.text_of(0)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens so far, a stop token included."""
-        return tuple(token_id for d in self._deltas for token_id in d.outputs[0].token_ids)
+        """The tokens so far, a stop token included; with n > 1 those of index 0."""
+        return tuple(token_id for part in self._parts_of(0) for token_id in part.token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """How many `token_ids` there are; costs nothing."""
+        """How many tokens all samples have so far; costs nothing."""
         return self._num_tokens
+
+    def text_of(self, index: int) -> str:
+        """The text so far of one sample."""
+        return "".join(part.text for part in self._parts_of(index))
 
     @property
     def output(self) -> RequestOutput:
         """Everything so far."""
-        progress = _Progress(self)
+        shaper = self._shaper()
         for delta in tuple(self._deltas):
-            progress.add(delta)
-        return progress.cumulative()
+            shaper.add(delta)
+        return shaper.everything()
 
     @property
     def outputs(self) -> tuple[CompletionOutput, ...]:
@@ -106,44 +135,36 @@ class Stream:
         gate at which the engine stands.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while not self._finished:
-                self._raise_error()
-                self._check_wait()
-                piece = _PIECE_S
-                if deadline is not None:
-                    piece = min(piece, deadline - time.monotonic())
-                    if piece <= 0:
-                        raise TimeoutError(
-                            f"request {self.request_id} is not finished after {timeout_s} s; "
-                            "wait longer, or call abort()"
-                        )
-                self._changed.wait(piece)
+        while not self._finished:
+            self._raise_error()
+            self._check_wait()
+            piece = _PIECE_S
+            if deadline is not None:
+                piece = min(piece, deadline - time.monotonic())
+                if piece <= 0:
+                    raise TimeoutError(
+                        f"request {self.request_id} is not finished after {timeout_s} s; "
+                        "wait longer, or call abort()"
+                    )
+            self._wait_for_more(len(self._deltas), piece)
         return self
 
     def __iter__(self) -> Iterator[RequestOutput]:
         """RequestOutputs from the first one on, shaped by the parameters' `output_kind`."""
-        progress = _Progress(self)
-        position = 0
-        while True:
-            with self._changed:
-                while position == len(self._deltas) and not self._finished:
-                    self._raise_error()
-                    self._check_wait()
-                    self._changed.wait(_PIECE_S)
-            yield from progress.take(position)
-            position = progress.position
-            if progress.is_finished:
-                return
+        shaper = self._shaper()
+        while not shaper.is_finished:
+            while shaper.position == len(self._deltas) and not self._finished:
+                self._wait_for_more(shaper.position, _PIECE_S)
+            yield from shaper.take(self._deltas[shaper.position :])
 
     def __await__(self) -> Generator[object, None, Stream]:
         return self._wait_async().__await__()
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        progress = _Progress(self)
-        while not progress.is_finished:
-            await self._more_than(progress.position)
-            for output in progress.take(progress.position):
+        shaper = self._shaper()
+        while not shaper.is_finished:
+            await self._more_than(shaper.position)
+            for output in shaper.take(self._deltas[shaper.position :]):
                 yield output
 
     def abort(self) -> None:
@@ -165,22 +186,35 @@ class Stream:
     # -- the engine's side -----------------------------------------------------
 
     def push(self, delta: RequestOutput) -> None:
-        """Take in one step. Called on the engine thread."""
-        with self._changed:
+        """Take in one step of one sample. Called on the engine thread."""
+        with self._lock:
             self._deltas.append(delta)
             self._num_tokens += len(delta.outputs[0].token_ids)
-            self._finished = delta.finished
+            self._num_finished += delta.finished
+            self._finished = self._num_finished == self.sampling_params.n
             self._wake()
 
     def fail(self, error: BaseException) -> None:
         """End all waiting with `error`. Called on the engine thread."""
-        with self._changed:
+        with self._lock:
             if not self._finished:
                 self._error = error
             self._wake()
 
+    def _shaper(self) -> OutputShaper:
+        return OutputShaper(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            self.sampling_params,
+            self._stream_interval,
+        )
+
+    def _parts_of(self, index: int) -> Iterator[CompletionOutput]:
+        parts = (delta.outputs[0] for delta in self._deltas)
+        return (part for part in parts if part.index == index)
+
     def _wake(self) -> None:
-        self._changed.notify_all()
         wakers, self._wakers = self._wakers, []
         for waker in wakers:
             waker()
@@ -191,6 +225,20 @@ class Stream:
             error = type(self._error)(*self._error.args)
             error.__cause__ = self._error.__cause__
             raise error
+
+    def _wait_for_more(self, position: int, timeout_s: float) -> None:
+        """Return when there are more than `position` deltas, or it is over, or time is up."""
+        woken = threading.Lock()
+        woken.acquire()
+        with self._lock:
+            if len(self._deltas) > position or self._finished:
+                return
+            self._raise_error()
+            self._check_wait()
+            self._wakers.append(woken.release)
+        if not woken.acquire(timeout=timeout_s):
+            with self._lock:
+                self._wakers = [w for w in self._wakers if w != woken.release]
 
     async def _wait_async(self) -> Stream:
         while not self._finished:
@@ -207,7 +255,7 @@ class Stream:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
-        with self._changed:
+        with self._lock:
             if len(self._deltas) > position or self._finished:
                 return
             self._raise_error()
@@ -215,82 +263,5 @@ class Stream:
         try:
             await event.wait()
         finally:
-            with self._changed:
+            with self._lock:
                 self._wakers = [w for w in self._wakers if w is not waker]
-
-
-class _Progress:
-    """How far one reader has come, and what it gets next."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.position = 0
-        self.is_finished = False
-        self._stream = stream
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[dict[int, Logprob]] | None = None
-        self._cumulative_logprob: float | None = None
-        self._last: RequestOutput | None = None
-        self._prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
-
-    def take(self, position: int) -> Iterator[RequestOutput]:
-        """The outputs that `output_kind` makes of the deltas from `position` on."""
-        kind = self._stream.sampling_params.output_kind
-        for delta in self._stream._deltas[position:]:
-            self.add(delta)
-            self.position += 1
-            self.is_finished = delta.finished
-            if kind is RequestOutputKind.DELTA:
-                yield self._complete(delta, delta.outputs)
-            elif kind is RequestOutputKind.CUMULATIVE or delta.finished:
-                yield self.cumulative()
-
-    def add(self, delta: RequestOutput) -> None:
-        self._last = delta
-        part = delta.outputs[0]
-        self._text.append(part.text)
-        self._token_ids.extend(part.token_ids)
-        if part.logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *map(dict, part.logprobs)]
-        if part.cumulative_logprob is not None:
-            self._cumulative_logprob = part.cumulative_logprob
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = tuple(
-                None if entry is None else dict(entry) for entry in delta.prompt_logprobs
-            )
-
-    def cumulative(self) -> RequestOutput:
-        last = self._last
-        if last is None:
-            empty = CompletionOutput(0, "", ())
-            return self._complete(RequestOutput(request_id=self._stream.request_id), (empty,))
-        part = last.outputs[0]
-        whole = CompletionOutput(
-            part.index,
-            "".join(self._text),
-            tuple(self._token_ids),
-            self._cumulative_logprob,
-            None if self._logprobs is None else tuple(self._logprobs),
-            part.finish_reason,
-            part.stop_reason,
-        )
-        return self._complete(last, (whole,), self._prompt_logprobs)
-
-    def _complete(
-        self,
-        delta: RequestOutput,
-        outputs: tuple[CompletionOutput, ...],
-        prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None,
-    ) -> RequestOutput:
-        """A caller's output: the delta with the prompt, which the tapped one leaves out."""
-        return RequestOutput(
-            step=delta.step,
-            time=delta.time,
-            request_id=delta.request_id,
-            prompt=self._stream.prompt,
-            prompt_token_ids=self._stream.prompt_token_ids,
-            prompt_logprobs=prompt_logprobs or delta.prompt_logprobs,
-            outputs=outputs,
-            finished=delta.finished,
-            num_cached_tokens=delta.num_cached_tokens,
-        )

@@ -345,7 +345,27 @@ def test_a_thousand_requests_from_several_threads_all_end():
         assert repr(llm).count("0 live requests") == 1
 
 
-def test_several_samples_of_one_prompt_are_refused_by_name(llm):
-    with pytest.raises(ValueError, match="n is 2"):
-        llm.submit("a", SamplingParams(n=2))
-    assert repr(llm).count("0 live requests") == 1
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (RequestOutputKind.DELTA, ["H", "ello", ", wo"]),
+        (RequestOutputKind.CUMULATIVE, ["H", "Hello", "Hello, wo"]),
+        (RequestOutputKind.FINAL_ONLY, ["Hello, wo"]),
+    ],
+)
+def test_stream_interval_spaces_what_readers_get_and_not_what_is_tapped(kind, texts):
+    seen = []
+    with make_llm(stream_interval=4) as llm:
+        llm.tap.on(RequestOutput, seen.append)
+        stream = llm.submit("a", SamplingParams(max_tokens=9, output_kind=kind))
+        assert [o.outputs[0].text for o in stream] == texts
+
+        assert [o.outputs[0].text for o in seen] == list("Hello, wo")
+        with llm.like() as other:
+            assert other.config.stream_interval == 4
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError)])
+def test_stream_interval_is_a_number_from_1(value, error):
+    with pytest.raises(error, match=f"stream_interval is {value!r}"):
+        make_llm(stream_interval=value)

@@ -58,23 +58,39 @@ def test_no_prompts_have_no_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) ->
 class FakeStream:
     def __init__(self) -> None:
         self.finished = False
+        self.num_finished = 0
         self.num_tokens = 0
+        self.sampling_params = SamplingParams()
+
+    def end(self, num_tokens: int) -> None:
+        self.finished, self.num_finished, self.num_tokens = True, 1, num_tokens
 
 
-def test_several_outputs_of_a_prompt_count_each(capsys: pytest.CaptureFixture[str]) -> None:
-    streams: Any = [FakeStream() for _ in range(6)]
-    with generate_bar(streams, True) as update:
-        for stream in streams:
-            stream.finished, stream.num_tokens = True, 7
-            update()
+def test_u6_totals_are_right_with_several_samples(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.generate(["a", "b"], SamplingParams(n=3, max_tokens=7))
+
     line = last_line(capsys.readouterr().err)
     assert "6/6" in line
     assert "42 tokens" in line
 
 
+def test_samples_count_while_others_of_their_prompt_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream: Any = FakeStream()
+    stream.sampling_params = SamplingParams(n=3)
+    with generate_bar([stream], True):
+        stream.num_finished, stream.num_tokens = 2, 9
+    line = last_line(capsys.readouterr().err)
+    assert "2/3" in line
+    assert "9 tokens" in line
+
+
 def test_what_was_interrupted_keeps_its_count(capsys: pytest.CaptureFixture[str]) -> None:
     streams: Any = [FakeStream() for _ in range(4)]
-    streams[0].finished, streams[0].num_tokens = True, 3
+    streams[0].end(num_tokens=3)
     streams[1].num_tokens = 2
     with pytest.raises(KeyboardInterrupt), generate_bar(streams, True):
         raise KeyboardInterrupt

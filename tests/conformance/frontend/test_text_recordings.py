@@ -5,6 +5,7 @@ reader of it, which stands for any reader. Two things are put into the recorded 
 
 - A Stream keeps every output for each of its readers; vLLM's queue has one place and adds
   up what comes while nobody reads. So what a late reader finds is added up here.
+- A recorded step calls a child by the id of its request and an index.
 - An aborted request gets a last output here. vLLM gives one only to a request with a queue,
   so without queues it is looked at by itself.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from lmscope import LLM
 from lmscope.boundary import (
+    CompletionOutput,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -33,6 +34,7 @@ from lmscope.boundary import (
     RequestOutput,
 )
 from lmscope.frontend.output_processor import OutputProcessor
+from lmscope.frontend.parallel_sampling import Child, child_requests
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.sampling_params import RequestOutputKind, SamplingParams
@@ -54,17 +56,9 @@ INFO = EngineInfo(
 CASES = {name: recordings.load(f"text_{name}") for name in ("tiny", "fallback", "smollm2")}
 ALL_CASES = [case for cases in CASES.values() for case in cases]
 
-# What is not built, so its cases are not replayed here; some need both. Their texts are
-# compared where the detokenizer is tested.
-SEVERAL = [case for case in ALL_CASES if any(r["params"].get("n", 1) > 1 for r in case["requests"])]
-INTERVALS = [case for case in ALL_CASES if case.get("stream_interval", 1) > 1]
-WAITING = {case["id"] for case in SEVERAL + INTERVALS}
 
-
-def built(name: str) -> pytest.MarkDecorator:
-    """The cases of a file that can be replayed, as parameters of a test."""
-    cases = [case for case in CASES[name] if case["id"] not in WAITING]
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
+def cases_of(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", CASES[name], ids=lambda case: case["id"])
 
 
 def read_tokenizer(path: Path) -> TokenizerAdapter:
@@ -75,55 +69,35 @@ BYTES = read_tokenizer(FOLDER / "tokenizer_tiny.json")
 PIECES = read_tokenizer(FOLDER / "tokenizer_fallback.json")
 
 
-@built("tiny")
+@cases_of("tiny")
 def test_bytes(case: dict[str, Any], runner: asyncio.Runner):
     assert not played(case, BYTES, runner)
 
 
-@built("fallback")
+@cases_of("fallback")
 def test_pieces_with_byte_fallback(case: dict[str, Any], runner: asyncio.Runner):
     assert not played(case, PIECES, runner)
 
 
-@built("smollm2")
+@cases_of("smollm2")
 def test_the_tokenizer_of_the_demo_model(
     case: dict[str, Any], runner: asyncio.Runner, demo_tokenizer: TokenizerAdapter
 ):
     assert not played(case, demo_tokenizer, runner)
 
 
-@pytest.mark.parametrize("case", SEVERAL, ids=lambda case: case["id"])
-def test_cases_with_several_continuations_wait_for_n_above_1(case: dict[str, Any], llm: LLM):
-    for request in case["requests"]:
-        n = request["params"].get("n", 1)
-        if n > 1:
-            with pytest.raises(ValueError, match=f"n is {n}"):
-                llm.submit([97], SamplingParams(**request["params"]))
+def test_all_642_cases_are_there_many_with_several_samples_or_an_interval():
+    params = [[request["params"] for request in case["requests"]] for case in ALL_CASES]
 
-
-@pytest.mark.parametrize("case", INTERVALS, ids=lambda case: case["id"])
-def test_cases_with_an_interval_wait_for_stream_interval(case: dict[str, Any]):
-    with pytest.raises(TypeError, match="stream_interval"):
-        LLM("s", execute="scripted", script=len, stream_interval=case["stream_interval"])
-
-
-def test_469_of_642_cases_are_replayed():
     assert len(ALL_CASES) == 642
-    assert len(SEVERAL) == 57
-    assert len(INTERVALS) == 129
-    assert len(WAITING) == 173
+    assert sum(any(each.get("n", 1) > 1 for each in some) for some in params) == 57
+    assert sum(case.get("stream_interval", 1) > 1 for case in ALL_CASES) == 129
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM("s", execute="scripted", script=lambda request_id, position: 97) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +107,7 @@ def demo_tokenizer(demo_model: Path) -> TokenizerAdapter:
 
 def played(case: dict[str, Any], tokenizer: TokenizerAdapter, runner: asyncio.Runner) -> list[str]:
     """What is not as recorded."""
-    front_end = FrontEnd(tokenizer, runner)
+    front_end = FrontEnd(tokenizer, runner, case.get("stream_interval", 1))
     try:
         found = compare.play_text(case, front_end)
         return found + front_end.problems()
@@ -145,14 +119,19 @@ def played(case: dict[str, Any], tokenizer: TokenizerAdapter, runner: asyncio.Ru
 class FrontEnd:
     """The output path, as `compare.play_text` drives it."""
 
-    def __init__(self, tokenizer: TokenizerAdapter, runner: asyncio.Runner) -> None:
+    def __init__(
+        self, tokenizer: TokenizerAdapter, runner: asyncio.Runner, stream_interval: int
+    ) -> None:
         self.processor = OutputProcessor(tokenizer, Tap(INFO))
         self.runner = runner
+        self.stream_interval = stream_interval
         self.readers: dict[str, Reader] = {}
+        # Of each request, by index.
+        self.children: dict[str, list[Child]] = {}
         self.is_queued = False
         self.step = 0
         # Of one token, with log probabilities asked for: the core gives a table without rows,
-        # once, and a recording leaves out what is empty.
+        # once for each child, and a recording leaves out what is empty.
         self.short_prompts: set[str] = set()
         # Last outputs of aborted requests, where vLLM has none.
         self.aborted: list[RequestOutput] = []
@@ -166,17 +145,22 @@ class FrontEnd:
             sampling_params=params,
             eos_token_id=recorded["eos"],
         )
-        if params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
-            self.short_prompts.add(request.request_id)
         stream = Stream(
             request.request_id,
             recorded.get("prompt"),
             request.prompt_token_ids,
             params,
             abort=lambda request_id: None,
+            stream_interval=self.stream_interval,
         )
-        self.processor.add_request(request, stream, lambda request_id: None)
         self.readers[request.request_id] = Reader(stream)
+        self.children[request.request_id] = []
+        for index, child_request in enumerate(child_requests(request)):
+            child = Child(child_request.request_id, index, stream)
+            self.children[request.request_id].append(child)
+            self.processor.add_request(child_request, child, lambda request_id: None)
+            if params.prompt_logprobs is not None and len(request.prompt_token_ids) == 1:
+                self.short_prompts.add(child.request_id)
 
     def process(self, outputs: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
         self.step += 1
@@ -184,17 +168,20 @@ class FrontEnd:
         stopped = self.processor.process(EngineCoreOutputs(step=self.step, outputs=core_outputs))
         produced = []
         if not self.is_queued:
+            # The outputs of one request lie together in all recorded steps.
             for output in outputs:
                 produced += self.take(output["id"])
-        return [in_recorded_form(output) for output in produced], [[id_, 0] for id_ in stopped]
+        return [in_recorded_form(output) for output in produced], self.recorded_ids(stopped)
 
     def core_output_of(self, recorded: dict[str, Any]) -> EngineCoreOutput:
+        children = self.children.get(recorded["id"])
+        child_id = children[recorded.get("index", 0)].request_id if children else recorded["id"]
         prompt_logprobs = columns_of(recorded.get("prompt_logprobs"))
-        if recorded["id"] in self.short_prompts:
-            self.short_prompts.remove(recorded["id"])
+        if child_id in self.short_prompts:
+            self.short_prompts.remove(child_id)
             prompt_logprobs = LogprobsLists((), (), ())
         return EngineCoreOutput(
-            recorded["id"],
+            child_id,
             tuple(recorded["tokens"]),
             columns_of(recorded.get("logprobs")),
             prompt_logprobs,
@@ -204,12 +191,21 @@ class FrontEnd:
         )
 
     def abort(self, ids: list[str]) -> list[Any]:
-        streams = [self.readers[id_].stream for id_ in ids if id_ in self.readers]
-        ended = self.processor.abort_streams(streams, self.step)
+        children = itertools.chain(*(self.children.get(id_, ()) for id_ in ids))
+        ended = self.processor.abort_requests(children, self.step)
         if not self.is_queued:
-            for request_id in ended:
-                self.aborted += self.take(request_id)
-        return [[request_id, 0] for request_id in ended]
+            for request_id in ids:
+                if request_id in self.readers:
+                    self.aborted += self.take(request_id)
+        return self.recorded_ids(ended)
+
+    def recorded_ids(self, ended: Iterable[str]) -> list[Any]:
+        return [
+            [request_id, child.index]
+            for request_id, children in self.children.items()
+            for child in children
+            if child.request_id in ended
+        ]
 
     def read(self, request_id: str) -> dict[str, Any] | None:
         outputs = self.take(request_id)
@@ -225,7 +221,7 @@ class FrontEnd:
         found = [
             f"{output.request_id}: {output.outputs[0]} ends an aborted request"
             for output in self.aborted
-            if not output.finished or output.outputs[0].finish_reason != "abort"
+            if output.outputs[0].finish_reason != "abort"
         ]
         for request_id, reader in self.readers.items():
             self.take(request_id)
@@ -296,17 +292,26 @@ def columns_of(rows: list[Any] | None) -> LogprobsLists | None:
 
 def added_up(outputs: Sequence[RequestOutput], kind: RequestOutputKind) -> RequestOutput:
     """What one place in a queue holds after all of them; as in vLLM, it is the first, changed."""
-    parts = [output.outputs[0] for output in outputs]
-    part = parts[-1]
-    if kind is RequestOutputKind.DELTA:
-        logprobs = [part.logprobs for part in parts if part.logprobs is not None]
-        part = msgspec.structs.replace(
-            part,
-            text="".join(part.text for part in parts),
-            token_ids=tuple(itertools.chain(*(part.token_ids for part in parts))),
-            logprobs=tuple(itertools.chain(*logprobs)) if logprobs else None,
-        )
-    return msgspec.structs.replace(outputs[0], outputs=(part,), finished=outputs[-1].finished)
+    parts: dict[int, list[CompletionOutput]] = {}
+    for output in outputs:
+        for part in output.outputs:
+            parts.setdefault(part.index, []).append(part)
+    is_delta = kind is RequestOutputKind.DELTA
+    return msgspec.structs.replace(
+        outputs[0],
+        outputs=tuple(joined(some) if is_delta else some[-1] for some in parts.values()),
+        finished=outputs[-1].finished,
+    )
+
+
+def joined(parts: Sequence[CompletionOutput]) -> CompletionOutput:
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return msgspec.structs.replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        token_ids=tuple(itertools.chain(*(part.token_ids for part in parts))),
+        logprobs=tuple(itertools.chain(*logprobs)) if logprobs else None,
+    )
 
 
 def in_recorded_form(output: RequestOutput) -> dict[str, Any]:

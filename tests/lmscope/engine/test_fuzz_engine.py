@@ -28,6 +28,7 @@ from lmscope.engine.core import EngineCore
 from lmscope.execute.scripted import ScriptedExecutor
 from lmscope.frontend.input_processor import InputProcessor
 from lmscope.frontend.output_processor import OutputProcessor
+from lmscope.frontend.parallel_sampling import Child
 from lmscope.frontend.stream import Stream
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.view import EngineView, differences
@@ -156,12 +157,13 @@ class Engine:
         )
         self.scripts[request_id] = script_of(plan.start)
         self.streams[request_id] = self.live[request_id] = stream
-        self.outputs.add_request(request, stream, self.live.pop)
+        self.outputs.add_request(request, Child(request_id, 0, stream), self.live.pop)
         self.core.add_request(request)
         return stream
 
     def abort(self, request_id: str) -> None:
-        ended = self.outputs.abort_streams([self.streams[request_id]], self.core.step_number)
+        child = Child(request_id, 0, self.streams[request_id])
+        ended = self.outputs.abort_requests([child], self.core.step_number)
         self.core.abort_requests([*ended, "unknown"])
 
     def step(self) -> None:

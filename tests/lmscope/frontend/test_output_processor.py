@@ -5,6 +5,7 @@ from __future__ import annotations
 from lmscope.boundary import EngineCoreOutput, EngineCoreOutputs, EngineInfo, RequestOutput
 from lmscope.frontend.input_processor import InputProcessor
 from lmscope.frontend.output_processor import OutputProcessor
+from lmscope.frontend.parallel_sampling import Child
 from lmscope.frontend.stream import Stream
 from lmscope.sampling_params import SamplingParams
 from lmscope.tap import Tap
@@ -41,7 +42,8 @@ class FrontEnd:
             "0", "abc", request.prompt_token_ids, sampling_params, abort=lambda i: None
         )
         self.ended = []
-        self.processor.add_request(request, self.stream, self.ended.append)
+        self.child = Child("0", 0, self.stream)
+        self.processor.add_request(request, self.child, self.ended.append)
         self.seen = []
         self.tap.on(RequestOutput, self.seen.append, strict=True)
 
@@ -78,7 +80,7 @@ def test_an_abort_at_the_tap_comes_after_the_output_that_stands_there():
     def abort(delta):  # as somebody may at a closed gate
         if not aborted:
             aborted.append(delta)
-            assert front_end.processor.abort_streams([front_end.stream], 1) == ["0"]
+            assert front_end.processor.abort_requests([front_end.child], 1) == ["0"]
 
     front_end.tap.on(RequestOutput, abort, strict=True)
     front_end.step("x")
@@ -94,7 +96,7 @@ def test_an_abort_at_the_tap_of_the_last_output_changes_nothing():
     front_end = FrontEnd()
     front_end.tap.on(
         RequestOutput,
-        lambda delta: front_end.processor.abort_streams([front_end.stream], 1),
+        lambda delta: front_end.processor.abort_requests([front_end.child], 1),
         strict=True,
     )
     front_end.step("x", "length")

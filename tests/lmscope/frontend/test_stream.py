@@ -25,6 +25,7 @@ from lmscope.boundary import (
 )
 from lmscope.errors import EngineDeadError, GateClosedError
 from lmscope.frontend.output_processor import OutputProcessor
+from lmscope.frontend.parallel_sampling import Child
 from lmscope.frontend.stream import Stream
 from lmscope.sampling_params import SamplingParams
 from lmscope.tap import Tap
@@ -222,7 +223,7 @@ def test_all_kinds_tell_the_same_of_any_tokens(
             request_id=kind, prompt_token_ids=(97,), sampling_params=params, eos_token_id=256
         )
         streams[kind] = Stream(kind, "a", (97,), params, abort=lambda request_id: None)
-        processor.add_request(request, streams[kind], lambda request_id: None)
+        processor.add_request(request, Child(kind, 0, streams[kind]), lambda request_id: None)
     num_steps = 0
     left = tokens
     while left and not streams["delta"].finished:
@@ -231,7 +232,7 @@ def test_all_kinds_tell_the_same_of_any_tokens(
         end = finish if not left and finish != "abort" else None
         outputs = tuple(EngineCoreOutput(kind, tuple(new), finish_reason=end) for kind in KINDS)
         processor.process(EngineCoreOutputs(step=num_steps, outputs=outputs))
-    processor.abort_streams(list(streams.values()), num_steps)
+    processor.abort_requests([Child(kind, 0, streams[kind]) for kind in KINDS], num_steps)
 
     cumulative, deltas, final = (list(streams[kind]) for kind in KINDS)
 

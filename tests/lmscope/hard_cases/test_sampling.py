@@ -101,6 +101,28 @@ def test_l5_more_than_the_limit_is_refused_with_both_numbers(tiny):
         tiny().submit(PROMPT, GREEDY.replace(logprobs=1000))
 
 
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_l7_prompt_logprobs_are_there_once_and_equal_for_both_samples(tiny, kind):
+    llm = tiny()
+    params = SamplingParams(
+        n=2, max_tokens=3, prompt_logprobs=1, ignore_eos=True, seed=5, output_kind=kind
+    )
+    (alone,) = run(llm, PROMPT, params.replace(n=1, seed=None))
+
+    stream = llm.submit(PROMPT, params)
+    outputs = list(stream)
+
+    given = [output.prompt_logprobs for output in outputs]
+    if kind is RequestOutputKind.DELTA:  # which are to be added up
+        assert len(given) == 6
+        assert given[1:] == [None] * 5
+        del given[1:]
+    assert len(given) == {"CUMULATIVE": 6, "DELTA": 1, "FINAL_ONLY": 1}[kind.name]
+    for prompt_logprobs in (*given, stream.output.prompt_logprobs):
+        assert prompt_logprobs == alone.prompt_logprobs
+        assert len(prompt_logprobs) == 40
+
+
 def test_l6_a_certain_token_keeps_its_value(tiny):
     (output,) = run(tiny(), PROMPT, GREEDY.replace(logit_bias={120: 1e4}, logprobs=0))
 
@@ -129,16 +151,47 @@ def test_p1_a_seeded_request_gives_the_same_alone_and_as_the_middle_one_of_three
     assert tokens_of([unseeded]) != tokens_of([alone])
 
 
-def test_p2_several_samples_are_refused_and_seeds_give_them_one_by_one(tiny):
+def test_p2_sample_i_is_that_of_a_single_request_with_seed_plus_i(tiny):
     llm = tiny()
     seven = SamplingParams(temperature=1.5, seed=7, max_tokens=16, ignore_eos=True)
 
-    with pytest.raises(ValueError, match=r"n is 2.*seed"):
-        llm.submit(PROMPT, seven.replace(n=2))
+    (both,) = run(llm, PROMPT, seven.replace(n=2))
+    singles = run(llm, [PROMPT] * 2, [seven, seven.replace(seed=8)])
 
-    first, second = tokens_of(run(llm, [PROMPT] * 2, [seven, seven.replace(seed=8)]))
-    assert first != second
-    assert tokens_of(run(llm, PROMPT, seven.replace(seed=8))) == [second]
+    assert [part.index for part in both.outputs] == [0, 1]
+    assert [part.token_ids for part in both.outputs] == tokens_of(singles)
+    assert both.outputs[0].token_ids != both.outputs[1].token_ids
+    (unseeded,) = run(llm, PROMPT, seven.replace(n=2, seed=None))
+    assert unseeded.outputs[0].token_ids != unseeded.outputs[1].token_ids
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_p3_samples_of_different_lengths_are_all_delivered(scripted, kind):
+    lengths = {"0": 1, "1": 5, "2": 9}
+
+    def script(request_id, position):
+        return 97 + position if position < lengths[request_id[0]] else None
+
+    llm = scripted(script)
+    stream = llm.submit("x", SamplingParams(n=3, max_tokens=50, output_kind=kind))
+    outputs = list(stream)
+
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    texts = ["a", "abcde", "abcdefghi"]
+    assert [(part.index, part.text) for part in stream.outputs] == list(enumerate(texts))
+    assert {part.finish_reason for part in stream.outputs} == {"stop"}
+    if kind is RequestOutputKind.FINAL_ONLY:
+        assert [output.outputs for output in outputs] == [stream.outputs]
+        return
+    # One more than its length: each ends with a token of its own.
+    assert [output.outputs[0].index for output in outputs] == [
+        *[0, 1, 2] * 2, *[1, 2] * 4, *[2] * 4
+    ]  # fmt: skip
+    ends = [part for output in outputs for part in output.outputs if part.finished()]
+    assert [part.index for part in ends] == [0, 1, 2]
+    for i, text in enumerate(texts):
+        parts = [output.outputs[0].text for output in outputs if output.outputs[0].index == i]
+        assert text == ("".join(parts) if kind is RequestOutputKind.DELTA else parts[-1])
 
 
 def test_p4_greedy_sampling_has_one_continuation():
