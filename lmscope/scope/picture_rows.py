@@ -17,8 +17,10 @@ Row = dict[str, Any]
 _MAX_PROMPT_TEXT = 120
 _MAX_TEXT = 4000
 # Tokens at the end of a text that say how they came about, in a full frame.
-_MAX_TOKENS = 128
-_MAX_TOKENS_FINISHED = 32
+_MAX_TOKENS = 48
+_MAX_TOKENS_FINISHED = 16
+# More new ones than this in a delta are told like those of a full frame.
+_MOST_ADDED = 256
 _MAX_ALTERNATIVES = 4
 _MAX_ALTERNATIVE_TEXT = 24
 _MAX_WORK = 64
@@ -84,7 +86,7 @@ class Rows:
         fields = _fields(record, sentence)
         changed = {name: value for name, value in fields.items() if value != sent.fields[name]}
         added = record.text[sent.num_characters :]
-        if len(added) > _MAX_TEXT or len(record.arrivals) - sent.num_tokens > _MAX_TOKENS:
+        if len(added) > _MAX_TEXT or len(record.arrivals) - sent.num_tokens > _MOST_ADDED:
             return self.whole(record, sentence)
         if added:
             changed["add"] = clean(added)

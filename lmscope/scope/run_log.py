@@ -28,7 +28,7 @@ LOG_NAMES = (
 """The counts of a step, in the order in which a record keeps them."""
 
 # Beyond so many records, neighbours in the older half are joined.
-_MOST_RECORDS = 512
+_MOST_RECORDS = 256
 # Hashes of evicted content that are remembered.
 _MOST_LOST = 4096
 # Up to so many blocks are looked through for the same tokens under another hash.

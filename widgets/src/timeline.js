@@ -5,7 +5,7 @@
 import { h, listen, setAttribute } from "./core/dom.js";
 import { font, prepare } from "./core/draw.js";
 import { count } from "./core/format.js";
-import { drawColumns, drawGround, drawOver } from "./timeline_draw.js";
+import { drawColumns, drawGround, drawOver, redrawFrom } from "./timeline_draw.js";
 import { entryAt, gutterLabels, laneAt, planTimeline } from "./timeline_layout.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
@@ -35,9 +35,8 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
   let ground = null;
   let drawnKey = "";
   let drawnCursor = "";
-  let drawn = 0;
-  /** @type {import("./core/history.js").Entry | undefined} */
-  let drawnLast;
+  /** The entries as they were drawn. @type {import("./core/history.js").Entry[]} */
+  let drawn = [];
   let isDragging = false;
 
   /**
@@ -61,24 +60,34 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
       ...[history.mostWaiting, link.lit, colours.name, colours.background, theme.ui],
       ...[globalThis.devicePixelRatio, plan.shown.map((lane) => `${lane.id} ${lane.slot}`)],
     ].join();
-    const isSame =
-      key === drawnKey && drawn <= history.length && drawnLast === history.entries[drawn - 1];
+    const isSame = key === drawnKey && drawn.length <= history.length;
+    const from = isSame ? firstChanged(history.entries) : 0;
     if (!isSame) ground = given ?? prepare(base, width, plan.height);
-    if (ground) {
+    if (ground && from < history.length) {
       const scene = { context: ground, plan, theme, history, budget, numBlocks, lit: link.lit };
-      const hasMore = drawn < history.length;
-      // A column of several steps is filled bit by bit and cannot be added to.
-      if (!isSame || (hasMore && plan.perColumn > 1)) {
-        drawGround(scene);
-        drawColumns(scene, 0);
-      } else if (hasMore) drawColumns(scene, drawn);
+      // A column that has been drawn cannot be added to: it is cleared first.
+      const isNew = from === drawn.length && from % plan.perColumn === 0 && isSame;
+      const column = Math.floor(from / plan.perColumn);
+      if (isNew) drawColumns(scene, column);
+      else redrawFrom(scene, isSame ? column : 0);
+    } else if (ground && !isSame) {
+      drawGround({ context: ground, plan, theme, history, budget, numBlocks, lit: link.lit });
     }
     if (!isSame) drawnCursor = "";
     drawnKey = key;
-    drawn = history.length;
-    drawnLast = history.entries.at(-1);
+    drawn = history.entries.slice();
     showCursor(theme, cursor);
     setAttribute(base, "aria-label", `${stepSummary(picture, history, cursor)}`);
+  }
+
+  /**
+   * The first entry that is another one than was drawn; only those at the end change.
+   * @param {import("./core/history.js").Entry[]} entries
+   */
+  function firstChanged(entries) {
+    let first = drawn.length;
+    while (first > 0 && drawn[first - 1] !== entries[first - 1]) first--;
+    return first;
   }
 
   /**

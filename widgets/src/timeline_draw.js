@@ -27,6 +27,7 @@ import { gutterLabels, xOf } from "./timeline_layout.js";
  */
 
 const DIM = 0.3;
+const MARK_REACH = 5;
 
 /**
  * Everything that does not depend on a step: labels, lines, names of lanes.
@@ -85,6 +86,29 @@ export function drawColumns(scene, first) {
   plan.shown.forEach((lane, k) => {
     drawLane(scene, lane, plan.lanes + k * plan.laneHeight, first);
   });
+}
+
+/**
+ * Everything from a column on, over what was there.
+ * @param {Scene} scene
+ * @param {number} column
+ */
+export function redrawFrom(scene, column) {
+  const { context, plan } = scene;
+  if (column === 0) {
+    drawGround(scene);
+    drawColumns(scene, 0);
+    return;
+  }
+  // A bracket or a tick reaches a few pixels to the left of its column.
+  const x = xOf(plan, column) - MARK_REACH;
+  context.save();
+  context.beginPath();
+  context.rect(x, 0, plan.width - x, plan.height);
+  context.clip();
+  drawGround(scene);
+  drawColumns(scene, Math.max(0, column - Math.ceil(MARK_REACH / plan.column)));
+  context.restore();
 }
 
 /**

@@ -79,6 +79,7 @@ export function createTokens(root, corner, link, { redraw = () => {}, onSeek } =
     const isNew = look !== drawnLook || changes.all || changes.list;
     drawnLook = look;
     empty.hidden = rows.length > 0;
+    list.hidden = rows.length === 0;
     scale.update(mode, edges);
     if (!isNew && !changes.rows.size && !changes.all) return showLine();
     place(rows);
@@ -301,6 +302,8 @@ function createLine(id, link) {
   let tokens = [];
   /** Of each token its element. @type {HTMLElement[]} */
   const spans = [];
+  /** Of each token how it looks, so that only what differs is written. @type {number[]} */
+  const looks = [];
   /** Number of the first token drawn, so that a token keeps its number. */
   let base = 0;
   let shownPrompt = "";
@@ -313,11 +316,13 @@ function createLine(id, link) {
     const skipped = tokens.indexOf(next[0]);
     const kept = skipped < 0 ? tokens.length : skipped;
     for (const span of spans.splice(0, kept)) span.remove();
+    looks.splice(0, kept);
     tokens = tokens.slice(kept);
     base += kept;
     let same = 0;
     while (same < tokens.length && tokens[same] === next[same]) same++;
     for (const span of spans.splice(same)) span.remove();
+    looks.splice(same);
     for (let k = same; k < next.length; k++) {
       const span = drawToken(next[k], base + k);
       spans.push(span);
@@ -344,6 +349,7 @@ function createLine(id, link) {
      */
     mark(place, is) {
       marked = is ? place : null;
+      delete looks[place - base];
       spans[place - base]?.classList.toggle("lms-pointed", is);
     },
     /** @param {number} place */
@@ -373,11 +379,16 @@ function createLine(id, link) {
         shownEarlier = earlierText;
       }
       setTokens(next);
-      spans.forEach((span, k) => {
-        setAttribute(span, "data-level", String(levelOf(tokens[k], mode, edges)));
-        span.classList.toggle("lms-now", tokens[k].step === picture.step && picture.at >= 0);
-        span.classList.toggle("lms-pointed", marked === base + k);
-      });
+      for (let k = 0; k < next.length; k++) {
+        const level = levelOf(next[k], mode, edges);
+        const isNow = next[k].step === picture.step && picture.at >= 0;
+        const look = level + (isNow ? 8 : 0) + (marked === base + k ? 16 : 0);
+        if (looks[k] === look) continue;
+        looks[k] = look;
+        spans[k].className =
+          `lms-token${isNow ? " lms-now" : ""}${marked === base + k ? " lms-pointed" : ""}`;
+        spans[k].dataset.level = String(level);
+      }
       const mark = row.state === "running" ? "caret" : row.state === "finished" ? "" : "cut";
       if (end.dataset.mark !== mark) {
         end.dataset.mark = mark;

@@ -112,6 +112,33 @@ test("a new step draws its column and nothing else", () => {
   assert.ok(!context.calls.some((call) => call.name === "clearRect"));
 });
 
+test("a step that is told again is drawn again, and what stands before it is left alone", () => {
+  const { history, picture, add } = runOf(10);
+  const root = page.document.createElement("div");
+  const context = recordingContext();
+  const timeline = createTimeline(root, createLink(), { context });
+  const look = { theme: THEME, history, isNarrow: false, isLive: true };
+  const draw = () => timeline.update(picture, { ...look, cursor: history.length - 1 });
+  draw();
+  history.entries[9] = { ...history.entries[9], stat: { ...STAT, scheduled: 9, decode: 9 } };
+  add(10);
+  context.calls.length = 0;
+  draw();
+  const clipped = context.calls.find((call) => call.name === "rect");
+  assert.equal(clipped.args[0], xOf(timeline.plan, 9) - 5);
+  assert.ok(context.calls.some((call) => call.name === "clip"));
+  const bars = context.calls.filter(
+    (call) => call.name === "fillRect" && call.fillStyle === THEME.colours.work.decode,
+  );
+  assert.deepEqual(
+    bars.map((call) => call.args[0] >= xOf(timeline.plan, 8)),
+    bars.map(() => true),
+  );
+  context.calls.length = 0;
+  draw();
+  assert.equal(context.calls.length, 0);
+});
+
 test("dragging seeks, a name in the margin is kept lit", () => {
   const { history, picture } = runOf(20);
   const root = page.document.createElement("div");

@@ -103,7 +103,7 @@ class Mirror:
                 # nothing is said: what it did last goes on up to this step
                 last = known["did"][-1]
                 last[1] = max(last[1], self.header["step"] - last[0] + 1)
-        most = 32 if known["state"] == "finished" else 128
+        most = 16 if known["state"] == "finished" else 48
         known["tokens"] = known["tokens"][-most:]
         return known
 

@@ -363,7 +363,10 @@ export class Picture {
     this.state = Uint8Array.from(columns.state);
     this.ref = Uint8Array.from(columns.ref);
     this.fill = Uint8Array.from(columns.fill);
-    this.rows = new Map(frame.rows.map((row) => [row.id, completeRow(row)]));
+    const known = this.rows;
+    this.rows = new Map(
+      frame.rows.map((row) => [row.id, keepTokens(completeRow(row), known.get(row.id))]),
+    );
     this.cells = new Map((frame.cells ?? []).map((cell) => [cell[0], cell]));
     this.#changed((changes) => {
       changes.all = true;
@@ -484,12 +487,29 @@ function completeRow(row) {
  */
 function mergeRow(old, row, step) {
   const { add = "", tokens = [], ...rest } = row;
-  if (rest.text !== undefined) return completeRow(row);
+  if (rest.text !== undefined) return keepTokens(completeRow(row), old);
   const merged = { ...old, ...rest };
   if (add) merged.text = tail(old.text + add);
   if (add || tokens.length) merged.tokens = cutTokens(add, tokens, old.tokens);
   merged.did = mergeDid(old.did, rest, step);
   return merged;
+}
+
+/**
+ * A row that was told anew, with the tokens before those told that are known already.
+ * @param {Row} row
+ * @param {Row | undefined} old
+ * @returns {Row}
+ */
+function keepTokens(row, old) {
+  const first = row.tokens[0];
+  if (!first || !old || old.arrived !== row.arrived) return row;
+  const isFirst = (/** @type {Token} */ one) => one.step === first.step && one.text === first.text;
+  const place = old.tokens.findLastIndex(isFirst);
+  if (place <= 0) return row;
+  const tokens = [...old.tokens.slice(0, place), ...row.tokens];
+  const length = tokens.reduce((sum, { text }) => sum + text.length, 0);
+  return length > row.text.length ? row : { ...row, tokens: tokens.slice(-TOKEN_LIMIT) };
 }
 
 /**
