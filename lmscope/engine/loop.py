@@ -52,7 +52,10 @@ class EngineLoop:
         self._inbox: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         # What may also run while the engine stands at a closed gate.
         self._urgent: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._changed = threading.Condition()
+        # `with` takes the lock itself: the condition is entered by Python code, in which Ctrl-C
+        # can come when the lock is taken and nobody is going to give it back yet.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closing = False
         self._core: EngineCore | None = make_core()
         # A daemon, so that an engine nobody closed does not keep the interpreter alive.
@@ -61,7 +64,8 @@ class EngineLoop:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and not self._closing
+        # Not the thread's own answer: Ctrl-C inside Thread.is_alive() makes it wrong for good.
+        return not self._closing
 
     @property
     def is_engine_thread(self) -> bool:
@@ -69,7 +73,7 @@ class EngineLoop:
 
     def is_idle(self) -> bool:
         """Whether the engine waits for something to do."""
-        with self._changed:
+        with self._lock:
             return self._closing or (self._is_waiting and not self._inbox and not self._urgent)
 
     def post(self, function: Callable[[EngineCore], T], *, is_urgent: bool = False) -> Future[T]:
@@ -79,7 +83,7 @@ class EngineLoop:
                     posted without it
         """
         future: Future[T] = Future()
-        with self._changed:
+        with self._lock:
             self._require_open()
             (self._urgent if is_urgent else self._inbox).append(
                 (lambda: function(self._require_core()), future)
@@ -101,7 +105,7 @@ class EngineLoop:
 
     def close(self, timeout_s: float = 60.0) -> None:
         """End the thread after the step that is running; twice is fine."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         if not self.is_engine_thread:
@@ -116,7 +120,7 @@ class EngineLoop:
             self._serve()
         except BaseException as raised:  # whatever it is, nobody may be left waiting for it
             error = self.error = raised
-        with self._changed:
+        with self._lock:
             self._closing = True
             left = [*self._urgent, *self._inbox]
             self._urgent.clear()
@@ -144,10 +148,10 @@ class EngineLoop:
     def _wait_for_work(self, core: EngineCore) -> None:
         if self._inbox or self._urgent or self._closing or core.has_work():
             return
-        with self._changed:
+        with self._lock:
             self._is_waiting = True
         self._on_change()
-        with self._changed:
+        with self._lock:
             while not (self._inbox or self._urgent or self._closing):
                 self._changed.wait()
             self._is_waiting = False
