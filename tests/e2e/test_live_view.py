@@ -45,6 +45,12 @@ def wait_for_change(notebook: Notebook, last: int) -> int:
     return notebook.page.wait_for_function(CHANGED, arg=last).json_value()
 
 
+def look_at_map(notebook: Notebook) -> None:
+    """Scroll to the map: what is out of sight is not drawn, and has no map before it is."""
+    for selector in (".lms", ".lms canvas.lms-map"):
+        notebook.page.locator(selector).last.scroll_into_view_if_needed()
+
+
 def test_the_map_changes_while_the_model_generates_and_the_last_picture_is_stored(
     lab: Lab, demo_model: Path
 ) -> None:
@@ -99,8 +105,11 @@ def test_the_first_tutorial_runs_in_the_browser_and_its_live_view_moves(
             continue
         is_live = index > watching[0] and not seen
         if is_live:
+            look_at_map(notebook)
             seen.append(wait_for_change(notebook, 0))
         notebook.start(index)
+        if is_live:
+            look_at_map(notebook)
         for _ in range(2 if is_live else 0):
             seen.append(wait_for_change(notebook, seen[-1]))
         notebook.wait(index)
