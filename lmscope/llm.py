@@ -246,7 +246,12 @@ class LLM:
 
         Bad prompts and parameters raise here, with the parameter, the value and the limit.
         """
-        streams = self._submit_all([prompt], [sampling_params], [priority], [request_id], False)
+        streams: list[Stream] = []
+        try:
+            self._submit_all(streams, [prompt], [sampling_params], [priority], [request_id], False)
+        except BaseException:
+            self._end_quietly(streams)
+            raise
         return streams[0]
 
     def abort(self, request_id: str) -> None:
@@ -371,8 +376,10 @@ class LLM:
                 f"priority has {len(priorities)} entries for {len(prompts)} prompts; "
                 "give one for each"
             )
-        streams = self._submit_all(prompts, params, priorities, [None] * len(prompts), is_chat)
+        ids = [None] * len(prompts)
+        streams: list[Stream] = []
         try:
+            self._submit_all(streams, prompts, params, priorities, ids, is_chat)
             with generate_bar(streams, use_tqdm) as update:
                 for stream in streams:
                     while not stream.finished:
@@ -389,13 +396,17 @@ class LLM:
 
     def _submit_all(
         self,
+        streams: list[Stream],
         prompts: Sequence[Any],
         params: Sequence[SamplingParams | None],
         priorities: Sequence[int],
         request_ids: Sequence[str | None],
         is_chat: bool,
-    ) -> list[Stream]:
-        """Check all prompts, then queue them together, so that they arrive in one step."""
+    ) -> None:
+        """Check all prompts, then queue them together, so that they arrive in one step.
+
+        streams   gets theirs; filled as early as possible, since Ctrl-C may come at any line
+        """
         self._require_open()
         ns = [1 if param is None else getattr(param, "n", 1) for param in params]
         ids: list[str] = []
@@ -422,7 +433,7 @@ class LLM:
             for request_id, n in zip(ids, ns, strict=False):
                 self._live.release(request_id, n)
             raise
-        streams = [
+        streams += [
             Stream(
                 request.request_id,
                 request.prompt if isinstance(prompt, (str, Mapping)) else None,
@@ -445,7 +456,6 @@ class LLM:
             for _, child in pairs:
                 self._live.remove(child.request_id)
             raise
-        return streams
 
     def _add(self, core: EngineCore, pairs: list[tuple[EngineCoreRequest, Child]]) -> None:
         for request, child in pairs:
@@ -473,8 +483,11 @@ class LLM:
             return  # every request of it has ended already
 
     def _end_quietly(self, streams: Sequence[Stream]) -> None:
-        self._abort_all([stream.request_id for stream in streams if not stream.finished])
-        for stream in streams:
+        """Abort what was queued of these, and wait until it is over."""
+        ids = [stream.request_id for stream in streams if not stream.finished]
+        queued = {child.stream.request_id: child.stream for child in self._live.find(ids)}
+        self._abort_all(ids)
+        for stream in queued.values():
             try:
                 stream.wait(timeout_s=10.0)
             except (TimeoutError, EngineClosedError, EngineDeadError):

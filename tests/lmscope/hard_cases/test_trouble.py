@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import sys
+import threading
 
 import pytest
 
 from lmscope import LLM, EngineDeadError, SamplingParams
 from lmscope.boundary import EngineCoreOutputs, RequestOutput, SchedulerOutput
+from lmscope.engine.loop import EngineLoop
 from lmscope.frontend.stream import Stream
 
 DEADLINE_S = 30
@@ -264,6 +268,82 @@ def test_a6_an_interrupt_ends_what_the_call_started_and_nothing_else(
     (output,) = llm.generate("wxyz", SamplingParams(max_tokens=4), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 4
     assert dict(steps[0].num_scheduled_tokens) == {output.request_id: 4}
+
+
+@pytest.mark.parametrize("is_posted", [True, False])
+def test_a6_so_does_one_that_comes_while_the_prompts_are_queued(
+    scripted, endless, state_of, monkeypatch, is_posted
+):
+    llm = scripted(endless, num_kv_blocks=200)
+    post = EngineLoop.post
+
+    def interrupted(self, function, **options):
+        if options:  # the abort
+            return post(self, function, **options)
+        if is_posted:
+            post(self, function)
+        raise KeyboardInterrupt
+
+    for call in (lambda: llm.generate(["a", "b"], ENDLESS), lambda: llm.submit("a", ENDLESS)):
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineLoop, "post", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        assert "0 live requests" in repr(llm)
+
+    (output,) = llm.generate("wxyz", SamplingParams(max_tokens=4), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 4
+    assert_nothing_is_left(state_of(llm))
+
+
+def interrupted_at(moment, call):
+    """Run `call` and raise KeyboardInterrupt in it; False when it was over before.
+
+    Python looks for Ctrl-C where a function begins and where one of C has returned. Those
+    are the events of a profiler, so all moments can be gone through one by one.
+    """
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        # Python ignores what is raised while it closes a generator.
+        is_generator = frame.f_code.co_flags & inspect.CO_GENERATOR
+        if event in ("call", "c_return") and not is_generator:
+            count += 1
+            if count == moment:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return count >= moment
+
+
+def test_a6_an_interrupt_at_any_moment_leaves_the_engine_usable(scripted, endless, state_of):
+    llm = scripted(endless, num_kv_blocks=64)
+    params = SamplingParams(max_tokens=3)
+    answers = []
+
+    def generate():
+        return llm.generate(["abc", "de"], params, use_tqdm=False)
+
+    moment = 1
+    while interrupted_at(moment, generate):
+        # In a thread of its own: it would wait for ever if a lock were left taken.
+        thread = threading.Thread(target=lambda: answers.append(generate()), daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert len(answers) == moment, f"no answer after an interrupt at moment {moment}"
+        assert "0 live requests" in repr(llm)
+        moment += 1
+
+    assert moment > 100
+    assert all(len(o.outputs[0].token_ids) == 3 for outputs in answers for o in outputs)
+    assert_nothing_is_left(state_of(llm))
 
 
 # -- A7: an extension fails -------------------------------------------------------------
