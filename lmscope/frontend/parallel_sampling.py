@@ -93,6 +93,15 @@ class LiveRequests:
         """An id that is free, with all of its children's; None counts up from "0"."""
         if request_id is not None and not isinstance(request_id, str):
             raise TypeError(f"request_id is {request_id!r}; it takes a string")
+        if request_id is not None:
+            try:
+                request_id.encode()
+            except UnicodeEncodeError as error:
+                # No recording could hold it.
+                raise ValueError(
+                    f"request_id is {request_id!r}, which has half a surrogate pair at position "
+                    f"{error.start} and is no text; remove it"
+                ) from error
         with self._lock:
             if request_id is None:
                 names: Iterator[str] = (str(number) for number in self._numbers)

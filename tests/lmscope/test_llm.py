@@ -194,6 +194,14 @@ def test_a_bad_prompt_fails_alone_at_submission(prompt, message):
         assert [o.prompt for o in outputs] == ["good"]
 
 
+def test_an_id_that_is_no_text_is_refused(llm):
+    with pytest.raises(ValueError, match="surrogate"):
+        llm.submit("a", request_id="x\ud800")
+    with pytest.raises(TypeError, match="request_id"):
+        llm.submit("a", request_id=7)
+    assert repr(llm).count("0 live requests") == 1
+
+
 def test_a_request_that_can_never_fit_is_refused_and_one_that_outgrows_the_pool_ends():
     options = {"execute": "scripted", "script": endless, "block_size": 4, "num_kv_blocks": 4}
     with LLM("s", max_model_len=100, **options) as llm:
