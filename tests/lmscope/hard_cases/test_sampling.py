@@ -124,13 +124,19 @@ def test_l7_prompt_logprobs_are_there_once_and_equal_for_both_samples(tiny, kind
 
 
 def test_l6_a_certain_token_keeps_its_value(tiny):
-    (output,) = run(tiny(), PROMPT, GREEDY.replace(logit_bias={120: 1e4}, logprobs=0))
+    import torch
 
-    assert set(output.outputs[0].token_ids) == {120}
-    values = [entry[120].logprob for entry in output.outputs[0].logprobs]
-    # Raw: the bias decides, and the value is that of the model's own logits.
-    assert all(value < 0 for value in values)
-    assert all(math.isfinite(value) for value in values)
+    llm = tiny()
+    weight = llm.module.lm_head.weight
+    with torch.no_grad():
+        weight.mul_(1e4)
+    (output,) = run(llm, PROMPT, GREEDY.replace(logprobs=1))
+
+    entries = zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+    chosen = [entry[token] for token, entry in entries]
+    assert [each.logprob for each in chosen] == [0.0] * 12  # and not None, or nothing at all
+    assert [each.rank for each in chosen] == [1] * 12
+    assert output.outputs[0].cumulative_logprob == 0.0
 
 
 # -- sampling ---------------------------------------------------------------------------
