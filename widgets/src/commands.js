@@ -6,6 +6,7 @@
 import { h, icon, listen, setAttribute } from "./core/dom.js";
 import { KINDS } from "./debugger.js";
 import { ICONS } from "./icons.js";
+import { createSpeed } from "./speed.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/keys.js").Action} Action */
@@ -19,6 +20,8 @@ import { ICONS } from "./icons.js";
  */
 
 const SILENCE_MS = 500;
+/** So long a click is believed against what frames say. */
+const TRUSTED_MS = 1500;
 export const BUSY = "cell is running: use Interrupt";
 const MOVES = new Set(["back", "forward", "first", "last", "event", "event_back"]);
 
@@ -79,6 +82,8 @@ export function createCommands(send, say) {
 export function createLiveActions({ act, picture, look, changed }) {
   let operations = new Set();
   let isPaused = false;
+  /** What a click has asked for and Python has not shown yet. */
+  let asked = /** @type {{isPaused: boolean, at: number} | null} */ (null);
 
   /**
    * @param {string} op
@@ -93,6 +98,7 @@ export function createLiveActions({ act, picture, look, changed }) {
   function play() {
     if (!send(isPaused ? "resume" : "pause")) return false;
     isPaused = !isPaused;
+    asked = { isPaused, at: Date.now() };
     changed();
     return true;
   }
@@ -140,7 +146,15 @@ export function createLiveActions({ act, picture, look, changed }) {
     actions,
     /** @param {string} phase  as Python tells it */
     show(phase) {
-      isPaused = phase === "paused";
+      const told = phase === "paused";
+      // Frames that left before the click arrived do not take back its effect.
+      if (asked && told !== asked.isPaused && Date.now() - asked.at < TRUSTED_MS) return;
+      asked = null;
+      isPaused = told;
+    },
+    /** What was asked for is not going to be. */
+    refused() {
+      asked = null;
     },
     /** @param {string[]} names */
     allow(names) {
@@ -166,12 +180,19 @@ export function createLiveControls(root, actions) {
   const back = button("back");
   const pause = button("play");
   const step = button("forward");
+  const speed = createSpeed((value) => actions.send("speed", value));
+  root.append(speed.element);
   label(back, "Step back", "←", ICONS.back);
   label(step, "Step", "→", ICONS.forward);
 
   return {
-    /** Shows what can be done now. */
-    update() {
+    /**
+     * Shows what can be done now.
+     * @param {number | null} [told]  the speed of a replay, null: as fast as it can
+     */
+    update(told) {
+      speed.element.hidden = !actions.can("speed");
+      if (told) speed.show(told);
       const { isPaused, isReplay } = actions;
       const words = isPaused ? (isReplay ? "Play" : "Resume") : "Pause";
       back.hidden = !isReplay;

@@ -105,7 +105,7 @@ export function createDashboard(host, options = {}) {
     map: createBlockMap(map.body, link, { redraw: schedule }),
     tree: createTree(tree.body, link),
     tokens: createTokens(tokens.body, tokens.corner, link, { redraw: schedule, onSeek }),
-    requests: createRequests(requests.body, link),
+    requests: createRequests(requests.body, link, { isLive }),
     debugger: createDebugger(dbg.body, actions),
     legend: createLegend(legend),
   };
@@ -296,6 +296,7 @@ export function createDashboard(host, options = {}) {
 
   function toggleHelp() {
     help.hidden = !help.hidden;
+    root.classList.toggle("lms-helping", !help.hidden);
     return true;
   }
 

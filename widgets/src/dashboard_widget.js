@@ -113,12 +113,17 @@ function renderView(stream, model, el) {
   const viewer = {
     isHidden: () => document.hidden || !isVisible,
     show() {
+      if (stream.picture.seq < 0) return;
       live.show(stream.picture.phase);
-      controls.update();
+      controls.update(stream.picture.speed);
       if (!viewer.isHidden()) schedule();
     },
     fail: (/** @type {string} */ words) => dashboard.setTrouble(words),
-    answer: (/** @type {any} */ reply) => dashboard.setTrouble(commands.answer(reply)),
+    answer(/** @type {any} */ reply) {
+      if (!reply.ok) live.refused();
+      dashboard.setTrouble(commands.answer(reply));
+      viewer.show();
+    },
     gone: () => dashboard.setGone(),
   };
 

@@ -14,14 +14,16 @@ import { ICONS } from "./icons.js";
 /** @typedef {ReturnType<typeof createLine>} Line */
 
 const MOST_LINES = 100;
+const EXAMPLE = 'llm.generate("Why is the sky blue?")';
 const RANK = { running: 0, preempted: 1, waiting: 1, finished: 2 };
 const HEADS = ["", "why", "tokens", "blocks", "from cache", "▼", "waited"];
 
 /**
  * @param {HTMLElement} root  an empty element
  * @param {Link} link
+ * @param {{isLive?: boolean}} [options]  a live engine can be sent a request
  */
-export function createRequests(root, link) {
+export function createRequests(root, link, { isLive = false } = {}) {
   const body = h("tbody");
   const heads = HEADS.map((head, k) => {
     const cell = h("th", { scope: "col", class: `lms-c${k}` });
@@ -31,7 +33,12 @@ export function createRequests(root, link) {
   });
   const table = h("table", { class: "lms-requests" }, h("thead", {}, h("tr", {}, ...heads)), body);
   const rest = h("p", { class: "lms-soft lms-rest" });
-  const empty = h("p", { class: "lms-void" }, "No requests yet.");
+  const empty = h(
+    "div",
+    {},
+    h("p", { class: "lms-void" }, `No requests yet.${isLive ? " This sends one:" : ""}`),
+    isLive && h("div", { class: "lms-code" }, EXAMPLE),
+  );
   root.append(table, empty, rest);
   /** @type {Map<string, Line>} */
   const lines = new Map();

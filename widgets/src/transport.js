@@ -5,6 +5,7 @@
 import { h, icon, listen, setAttribute, setText } from "./core/dom.js";
 import { count } from "./core/format.js";
 import { ICONS } from "./icons.js";
+import { createSpeed } from "./speed.js";
 
 const STEP_MS = 350;
 
@@ -29,6 +30,7 @@ export function createTransport(root, run) {
   /** @type {(() => void)[]} */
   const cleanups = [];
   let place = 0;
+  let speed = 1;
   const entry = () => run.entryOf(place);
   /** @type {ReturnType<typeof setInterval> | null} */
   let timer = null;
@@ -53,11 +55,16 @@ export function createTransport(root, run) {
   function togglePlay() {
     if (timer !== null) return stop();
     if (place >= run.length - 1) go(0);
+    playOn();
+    showPlay();
+  }
+
+  function playOn() {
+    if (timer !== null) clearInterval(timer);
     timer = setInterval(() => {
       if (place >= run.length - 1) stop();
       else goToEntry(entry() + 1);
-    }, STEP_MS);
-    showPlay();
+    }, STEP_MS / speed);
   }
 
   function showPlay() {
@@ -125,9 +132,13 @@ export function createTransport(root, run) {
     stop();
     goToEntry(Number(slider.value));
   });
+  const choice = createSpeed((value) => {
+    speed = value;
+    if (timer !== null) playOn();
+  });
   const number = h("b");
   const total = h("span", { class: "lms-soft" });
-  root.append(slider, h("span", { class: "lms-step" }, "step ", number, total));
+  root.append(choice.element, slider, h("span", { class: "lms-step" }, "step ", number, total));
   setText(total, ` / ${count(run.stepOf(run.length - 1))}`);
 
   return {

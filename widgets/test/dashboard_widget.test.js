@@ -227,6 +227,32 @@ test("buttons are there only for what Python takes, and show their effect at onc
   plain.cleanup();
 });
 
+test("a click keeps its effect until Python shows it, or refuses", () => {
+  const { model, el, cleanup } = open({ commands: ["pause", "resume"] });
+  const words = () => el.querySelector(".lms-d-pause").textContent.trim();
+  const later = (seq, phase) => {
+    model.frame(delta([], { seq, step: seq, phase }));
+    page.tick();
+  };
+  model.frame(FIRST);
+  page.tick();
+  page.point(el.querySelector(".lms-d-pause"), "click");
+  later(1, "live");
+  assert.equal(words(), "Resume");
+  later(2, "paused");
+  later(3, "live");
+  assert.equal(words(), "Pause");
+  page.point(el.querySelector(".lms-d-pause"), "click");
+  model.emit("msg:custom", { k: "reply", id: 2, ok: false, error: "no engine" }, []);
+  page.tick();
+  assert.equal(words(), "Pause");
+  page.point(el.querySelector(".lms-d-pause"), "click");
+  mock.timers.tick(2000);
+  later(4, "live");
+  assert.equal(words(), "Pause");
+  cleanup();
+});
+
 test("a command without an answer for half a second says what to do", () => {
   const { model, el, cleanup, pill } = open({ commands: ["pause"] });
   model.frame(FIRST);
@@ -405,6 +431,20 @@ test("a replay is moved by Python, and its later steps stay", () => {
   key("End");
   assert.deepEqual(commands().at(-1), ["seek", 2]);
   cleanup();
+});
+
+test("a replay's speed is chosen from a list, and shown as Python tells it", () => {
+  const { model, el, cleanup, commands } = run([0, 1], { commands: ["speed"], steps: [0, 9] });
+  const speed = el.querySelector(".lms-speed");
+  speed.value = "4";
+  speed.dispatchEvent(new page.window.Event("change"));
+  assert.deepEqual(commands(), [["speed", 4]]);
+  model.frame(delta([], { seq: 2, step: 1, speed: 3 }));
+  assert.equal(speed.value, "3");
+  cleanup();
+  const plain = open();
+  assert.ok(plain.el.querySelector(".lms-speed").hidden);
+  plain.cleanup();
 });
 
 test("B sets and takes a breakpoint at the kind of struct the engine stands at", () => {

@@ -85,6 +85,24 @@ test("it plays to the end and stops, and any step stops it", () => {
   assert.equal(step(), 0);
 });
 
+test("it plays faster and slower", () => {
+  const { root, key, step } = open("step=2");
+  const speed = root.querySelector(".lms-speed");
+  key(" ");
+  speed.value = "4";
+  speed.dispatchEvent(new page.window.Event("change"));
+  mock.timers.tick(350);
+  assert.equal(step(), 6);
+});
+
+test("in the narrowest view the legend is behind the question mark", () => {
+  const { root, key } = open();
+  key("?");
+  assert.ok(root.querySelector(".lms").classList.contains("lms-helping"));
+  key("Escape");
+  assert.ok(!root.querySelector(".lms").classList.contains("lms-helping"));
+});
+
 test("brackets go from request to request, Escape lets go", () => {
   const { key, run } = open();
   key("]");

@@ -163,6 +163,7 @@ import { checkLengths, OF_BINS, OF_BLOCKS } from "./columns.js";
  * @property {Record<string, string>} [misses]
  * @property {Break[]} [breaks]
  * @property {SentTree} [tree]
+ * @property {number | null} [speed]
  * @property {string[]} [gone]
  * @property {Cell[]} [cells]
  * @property {number} [bin]  blocks in a bin, where the columns are of bins
@@ -228,6 +229,8 @@ export class Picture {
     this.misses = {};
     /** Of each breakpoint its name, the place of its kind, whether it is on. @type {Break[]} */
     this.breaks = [];
+    /** Of a replay that plays: 1 is as it was recorded. @type {number | null} */
+    this.speed = null;
     /** @type {Tree} */
     this.tree = { nodes: new Map(), hits: {}, waiting: [], note: "" };
     /** Steps before this one, as the last frame told them. @type {import("./history.js").Entry[]} */
@@ -294,6 +297,7 @@ export class Picture {
       const before = frame.k === "full" ? new Map() : this.tree.nodes;
       this.tree = mergeTree(before, frame.tree);
     }
+    if (frame.speed !== undefined) this.speed = frame.speed;
     if (frame.breaks) this.breaks = frame.breaks;
     this.log = (frame.log ?? []).map(entryOf);
     const before = this.next;
