@@ -610,7 +610,6 @@ class Scheduler:
         # Preempted again before it had caught up, it still lost what it lost before.
         request.num_tokens_lost = max(request.num_tokens_lost, request.num_computed_tokens)
         request.num_computed_tokens = 0
-        request.steady_until = 0
         request.spec_token_ids = []
         request.num_preemptions += 1
         request.record_event(EngineCoreEventType.PREEMPTED, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from lmscope.boundary import EngineCoreRequest, ModelRunnerOutput, SchedulerOutput
@@ -26,9 +27,9 @@ def make_scheduler(num_blocks=10, block_size=4, **changes) -> Scheduler:
     return Scheduler(SchedulerConfig(**{**settings, **changes}))
 
 
-def add(scheduler, name, prompt, max_tokens=10, **fields) -> Request:
+def add(scheduler, name, prompt, max_tokens=10, min_tokens=0, **fields) -> Request:
     token_ids = range(prompt) if isinstance(prompt, int) else prompt
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, min_tokens=min_tokens)
     core_request = EngineCoreRequest(
         request_id=name, prompt_token_ids=tuple(token_ids), sampling_params=params, **fields
     )
@@ -406,3 +407,76 @@ def test_random_work_leaks_no_block_and_every_request_gets_one_decision_a_step(s
         run_step(scheduler)
     assert not scheduler.has_requests()
     assert scheduler.kv_cache_manager.usage == 0.0
+
+
+def run_random_work(scheduler: Scheduler, seed: int, num_steps: int) -> list[object]:
+    """Requests come, end, are aborted and forced out at random; everything that was said."""
+    rng = random.Random(seed)
+    said: list[object] = []
+    # What has no room left and is not allowed to end cannot come back, so it is not forced out.
+    forced = 0.02 if scheduler.config.max_model_len == 1000 else 0.0
+    for number in range(num_steps):
+        if rng.random() < 0.3:
+            start, max_tokens = rng.choice([0, 0, 100]), rng.randint(1, 40)
+            add(
+                scheduler,
+                f"r{number}",
+                range(start, start + rng.randint(1, 30)),
+                max_tokens=max_tokens,
+                # beyond max_model_len it makes a request wait until somebody aborts it
+                min_tokens=rng.choice([0, 0, max_tokens]),
+                eos_token_id=rng.choice([None, 3]),
+                priority=rng.randint(0, 2),
+                arrival_time=float(rng.randint(0, 5)),
+            )
+        if scheduler.requests and rng.random() < 0.05:
+            victim = rng.choice(list(scheduler.requests))
+            scheduler.finish_requests([victim], RequestStatus.FINISHED_ABORTED)
+        if rng.random() < forced:
+            said.append(scheduler.reset_prefix_cache(reset_running_requests=True))
+        output = scheduler.schedule()
+        if rng.random() < forced:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        answers = {i: rng.randint(2, 9) for i in output.num_scheduled_tokens}
+        rows = list(answers)
+        if rng.random() < 0.5:
+            rng.shuffle(rows)  # the order of rows is the runner's
+        sampled = tuple(
+            () if scheduler.requests[i].is_prefill_chunk else (answers[i],) for i in rows
+        )
+        outputs = scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(step=output.step, req_ids=tuple(rows), sampled_token_ids=sampled),
+        )
+        said.append(msgspec.structs.replace(output, time=0.0))
+        said.append([(o.request_id, o.new_token_ids, o.finish_reason) for o in outputs.outputs])
+        said.append([r.decision for r in scheduler.running])
+        said.append(list(scheduler.kv_cache_manager.block_pool.free_queue))
+        if scheduler.config.spec_method is not None:
+            drafts = {i: [rng.randint(2, 9)] * rng.randint(0, 2) for i in rows}
+            scheduler.update_draft_token_ids(drafts)
+    return said
+
+
+@pytest.mark.parametrize("spec_method", [None, "ngram"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_short_way_of_a_decode_decides_what_the_long_one_does(seed, policy, spec_method):
+    rng = random.Random(seed)
+    settings = {
+        "num_blocks": rng.choice([14, 40]),
+        "block_size": rng.choice([1, 2, 4, 16]),
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": rng.choice([6, 40]),
+        "max_model_len": rng.choice([31, 1000]),
+        "policy": policy,
+        "spec_method": spec_method,
+        "num_speculative_tokens": 2,
+    }
+    short, long = make_scheduler(**settings), make_scheduler(**settings)
+    long._only_plain_decodes = False
+
+    for ours, theirs in zip(
+        run_random_work(short, seed, 200), run_random_work(long, seed, 200), strict=True
+    ):
+        assert ours == theirs
