@@ -169,3 +169,27 @@ test("colours of the host are read in the forms browsers give", () => {
   assert.equal(parseColour("var(--x)"), null);
   assert.equal(textOn("#000000"), "#FFFFFF");
 });
+
+test("tokens read on each of the five grounds, and darker means more surprising", () => {
+  for (const name of ["light", "dark"]) {
+    for (const host of [
+      {},
+      name === "light"
+        ? { background: "#ffffff", ink: "#333333" }
+        : { background: "#212121", ink: "#eeeeee" },
+    ]) {
+      const { surprise, background, ink } = makeColours(name, host);
+      assert.equal(surprise.length, 5);
+      assert.equal(surprise[0].ground, "transparent");
+      const distances = surprise.slice(1).map(({ ground, text }) => {
+        assert.ok(contrast(ground, text) >= 4.5, `${name}: ${text} on ${ground}`);
+        return contrast(ground, background);
+      });
+      assert.deepEqual(
+        distances,
+        [...distances].sort((a, b) => a - b),
+      );
+      assert.ok(contrast(ink, background) >= 4.5);
+    }
+  }
+});
