@@ -35,6 +35,22 @@ ANSWERS = {
         "check-victim": "'1'",
         "check-again": "12",
     },
+    "04_preemption_and_the_scheduler": {
+        "check-budget": "15",
+        "check-behind": "0",
+        "check-victim": "'C'",
+        "check-admitted": "0",
+        "check-again": "8",
+        "check-what-if": "15",
+    },
+    "02_paged_kv_cache": {
+        "check-blocks": "4",
+        "check-next-block": "5",
+        "check-evicted": "4",
+        "check-holders": "'in_use'",
+        "check-second": "0",
+        "check-bytes": "46080",
+    },
 }
 
 
