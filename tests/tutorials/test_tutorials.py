@@ -43,6 +43,13 @@ ANSWERS = {
         "check-again": "8",
         "check-what-if": "15",
     },
+    "05_reading_a_recording": {
+        "check-first-token": "42",
+        "check-reason": "'behind'",
+        "check-hits": "48",
+        "check-cost": "17",
+        "check-redacted": "400",
+    },
     "02_paged_kv_cache": {
         "check-blocks": "4",
         "check-next-block": "5",
