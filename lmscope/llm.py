@@ -287,7 +287,8 @@ class LLM:
         """Why a live request runs or waits now, and what would let it run in the next step.
 
         Works with nobody listening. ValueError for an id that is not live, naming those that
-        are; what happened earlier is asked of a recording.
+        are; what happened earlier is asked of a recording. While the engine stands at a gate
+        inside a step, the answer leaves out the tokens which that step has yet to bring.
         """
 
         def ask(core: EngineCore) -> tuple[Why | None, list[str]]:

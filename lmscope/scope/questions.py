@@ -141,7 +141,12 @@ def why_in_recording(recording: Recording, request_id: str, step: int | None = N
     def tell(name: str, at: int) -> _Told | None:
         then = view if at == view.step else recording.at(at)
         told = then.decision(name)
-        return None if told is None else _Told(name, at, told, then.why(name))
+        if told is None:
+            return None
+        # One that ended in this step is a cause by what it did before that.
+        has_ended = then.requests[name].finish_step is not None
+        words = sentence(told, info=then.info) if has_ended else then.why(name)
+        return _Told(name, at, told, words)
 
     chain = _chain(
         _Told(request_id, view.step, decision, view.why(request_id)),

@@ -132,6 +132,21 @@ def test_a_preempted_request_says_for_whom():
     assert "preempted for" in str(answer)
 
 
+def test_a_cause_that_ended_in_the_same_step_is_told_by_what_it_did():
+    recording = run(["a" * 4, "b" * 4], SamplingParams(max_tokens=5), num_kv_blocks=5)
+    step = next(
+        b.step
+        for b in recording.boundaries
+        if isinstance(b, SchedulerOutput) and b.preempted_req_ids
+    )
+    told = []
+    for later in range(step, recording.steps[-1]):
+        for request_id in recording.at(later).decisions:
+            told += [link.sentence for link in recording.why(request_id, later).chain[1:]]
+    assert told
+    assert not any(words.startswith("finished") for words in told)
+
+
 def test_two_limits_that_bind_together_are_named():
     recording = run(
         ["a" * 8, "b" * 8], SamplingParams(max_tokens=3), num_kv_blocks=4, max_num_seqs=1
