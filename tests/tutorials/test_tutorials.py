@@ -58,6 +58,13 @@ ANSWERS = {
         "check-second": "0",
         "check-bytes": "46080",
     },
+    "03_prefix_caching": {
+        "check-chain": "0",
+        "check-twins": "16",
+        "check-evicted": "8",
+        "check-attempts": "6",
+        "check-turns": "20",
+    },
 }
 
 
