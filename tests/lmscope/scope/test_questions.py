@@ -133,7 +133,7 @@ def test_a_preempted_request_says_for_whom():
 
 
 def test_a_cause_that_ended_in_the_same_step_is_told_by_what_it_did():
-    recording = run(["a" * 4, "b" * 4], SamplingParams(max_tokens=5), num_kv_blocks=5)
+    recording = run(["a" * 4, "b" * 4], SamplingParams(max_tokens=6), num_kv_blocks=5)
     step = next(
         b.step
         for b in recording.boundaries
