@@ -18,8 +18,8 @@ import numpy.typing as npt
 from lmscope.boundary import Boundary
 from lmscope.scope.picture_bins import BIN_COLUMNS, Bins
 from lmscope.scope.picture_rows import Row, Rows, clean
+from lmscope.scope.picture_tree import SentTree
 from lmscope.scope.pool_view import BlockView
-from lmscope.scope.prefix_tree import SentTree
 from lmscope.scope.request_view import NO_SLOT
 from lmscope.scope.run_log import StepRecord, record_step, step_stat
 from lmscope.scope.struct_tree import boundary_index, standing, struct_tree

@@ -20,7 +20,8 @@ import { createRequests, order, requestSummary } from "./requests.js";
 import { drawStepTable } from "./step_table.js";
 import { createTimeline, stepSummary } from "./timeline.js";
 import { createTokens } from "./tokens.js";
-import { createTree, drawTreeTable, treeSummary } from "./tree.js";
+import { createTree } from "./tree.js";
+import { drawTreeTable, treeSummary } from "./tree_words.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/history.js").History} History */

@@ -4,7 +4,8 @@ import { History } from "../src/core/history.js";
 import { createLink } from "../src/core/link.js";
 import { makeColours } from "../src/core/palette.js";
 import { latencyEdges, levelOf } from "../src/token_levels.js";
-import { createTokens, endOfPrompt } from "../src/tokens.js";
+import { endOfPrompt } from "../src/token_line.js";
+import { createTokens } from "../src/tokens.js";
 import { columns, delta, full, NULL_BLOCK, pictureOf, row, STAT } from "./frames.js";
 import { assertHarmless, HOSTILE, openPage } from "./page.js";
 

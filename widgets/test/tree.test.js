@@ -2,8 +2,9 @@ import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { createLink } from "../src/core/link.js";
 import { makeColours } from "../src/core/palette.js";
-import { createTree, drawTreeTable, treeSummary } from "../src/tree.js";
+import { createTree } from "../src/tree.js";
 import { placeTree, scaleMarks } from "../src/tree_layout.js";
+import { drawTreeTable, treeSummary } from "../src/tree_words.js";
 import { columns, delta, full, NULL_BLOCK, pictureOf, row } from "./frames.js";
 import { assertHarmless, HOSTILE, openPage } from "./page.js";
 

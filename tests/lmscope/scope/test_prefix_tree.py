@@ -18,7 +18,8 @@ from lmscope.boundary import (
 )
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope import prefix_tree
-from lmscope.scope.prefix_tree import PrefixTree, SentTree
+from lmscope.scope.picture_tree import SentTree
+from lmscope.scope.prefix_tree import PrefixTree
 from lmscope.scope.view import EngineView
 
 

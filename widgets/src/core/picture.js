@@ -4,174 +4,25 @@
  * `docs/picture.md` describes the frames. Nothing here touches a document.
  */
 import { checkLengths, OF_BINS, OF_BLOCKS } from "./columns.js";
+import { completeRow, keepTokens, mergeRow } from "./rows.js";
 
-/**
- * @typedef {object} Stat
- * @property {number} used
- * @property {number} kept
- * @property {number} empty
- * @property {number} shared
- * @property {number} hits
- * @property {number} evicted
- * @property {number} running
- * @property {number} waiting
- * @property {number} finished
- * @property {number} scheduled
- * @property {number} decode
- * @property {number} prefill
- * @property {number} recompute
- * @property {number} cached
- * @property {number} prompt_tokens
- * @property {number} cached_tokens
- * @property {number} output_tokens
- * @property {number} preemptions
- * @property {number} evictions
- * @property {number | null} step_ms
- * @property {number | null} tokens_per_s
- */
-
-/**
- * @typedef {object} Info
- * @property {string} model
- * @property {number} block_size
- * @property {number} num_blocks
- * @property {number} max_num_seqs
- * @property {number} max_num_batched_tokens
- * @property {number} max_model_len
- */
-
-/**
- * @typedef {object} Row
- * @property {string} id
- * @property {number} slot
- * @property {"waiting" | "running" | "preempted" | "finished"} state
- * @property {string} why
- * @property {number} prompt
- * @property {number} cached
- * @property {number} computed
- * @property {number} output
- * @property {number} lost
- * @property {number | null} max
- * @property {number} blocks
- * @property {number} shared
- * @property {number} preemptions
- * @property {number} arrived
- * @property {number | null} ended
- * @property {number | null} waited  steps until it was first scheduled
- * @property {string} prompt_text
- * @property {string} text    the end of its output
- * @property {Token[]} tokens the last ones, whose texts end `text`
- * @property {Did[]} did
- */
-
-/**
- * First step, number of steps, letter (p prefill, d decode, r computed again, x preempted),
- * tokens of each step, tokens from the cache in the first.
- * @typedef {[number, number, string, number, number?]} Did
- */
-
-/**
- * Length in UTF-16 units, step, ms since the token before; where there is more, its chance,
- * [text, chance] of the most likely others, steps lost to a preemption before it.
- * @typedef {[number, number, number | null, (number | null)?, [string, number][]?, number?]} SentToken
- */
-
-/**
- * @typedef {object} Token
- * @property {string} text
- * @property {number} step
- * @property {number | null} ms
- * @property {number | null} chance
- * @property {[string, number][] | null} others
- * @property {number} stall  steps
- */
-
-/**
- * A row as a frame has it.
- * @typedef {Partial<Omit<Row, "tokens">> & {id: string, add?: string, tokens?: SentToken[]}} SentRow
- */
-
-/**
- * What a struct is made of: JSON, long parts cut.
- * @typedef {{kind: string, fields: [string, any][], changed: string[]}} StructTree
- */
-
-/**
- * Block id, owners, text, stored by, whose content was evicted in this step, hash.
- * @typedef {[number, string[], string, string | null, string | null, string | null]} Cell
- */
-
-/** @typedef {[string, number, boolean]} Break */
-
-/**
- * A run of blocks that follow one another in the texts of the same requests.
- * @typedef {object} TreeNode
- * @property {number} id
- * @property {number} parent  id, -1 at the beginning of a text
- * @property {number} start   blocks before it
- * @property {number} count   blocks
- * @property {string} text    its beginning
- * @property {string[]} readers
- * @property {string | null} keptBy  who stored it, "" when nobody knows; null while it is read
- */
-
-/**
- * Nodes by id; blocks hit in this step by node and request; of the next waiting requests the node
- * up to which each would reuse (-1: none) and how many blocks. Replaced as a whole, never changed.
- * @typedef {object} Tree
- * @property {Map<number, TreeNode>} nodes
- * @property {Record<string, Record<string, number>>} hits
- * @property {[string, number, number][]} waiting
- * @property {string} note
- */
-
-/**
- * @typedef {object} SentTree
- * @property {any[][]} nodes
- * @property {number[]} [gone]
- * @property {Record<string, Record<string, number>>} [hits]
- * @property {[string, number, number][]} [waiting]
- * @property {string} [note]
- */
-
-/** @typedef {import("./columns.js").Columns} Columns */
-
-/**
- * Counts of neighbours. Flags: HIT, EVICTED and WRITTEN, and SHARED.
- * @typedef {{size: number, used: Uint16Array, kept: Uint16Array, slot: Uint8Array, flags: Uint8Array}} Bins
- */
-
-/**
- * @typedef {object} Frame
- * @property {number} v
- * @property {"full" | "delta"} k
- * @property {number} seq
- * @property {number} epoch
- * @property {number} step
- * @property {string} boundary
- * @property {number} [at]
- * @property {string} [where]
- * @property {StructTree | null} [struct]
- * @property {number} time
- * @property {string} phase
- * @property {Info} [info]
- * @property {Stat} stat
- * @property {number[]} next
- * @property {SentRow[]} rows
- * @property {any[][]} [log]  first step, step, time, counts in the order of LOG_NAMES, preempted
- * @property {string[]} [preempted]
- * @property {Record<string, string>} [misses]
- * @property {Break[]} [breaks]
- * @property {SentTree} [tree]
- * @property {number | null} [speed]
- * @property {string[]} [gone]
- * @property {Cell[]} [cells]
- * @property {number} [bin]  blocks in a bin, where the columns are of bins
- * @property {string} note
- * @property {Record<string, number[]>} [columns]  in a page
- */
-
-/** @typedef {{all: boolean, blocks: Set<number>, rows: Set<string>, list: boolean}} Changes */
+/** @typedef {import("./frames.js").Stat} Stat */
+/** @typedef {import("./frames.js").Info} Info */
+/** @typedef {import("./frames.js").Row} Row */
+/** @typedef {import("./frames.js").Did} Did */
+/** @typedef {import("./frames.js").SentToken} SentToken */
+/** @typedef {import("./frames.js").Token} Token */
+/** @typedef {import("./frames.js").SentRow} SentRow */
+/** @typedef {import("./frames.js").StructTree} StructTree */
+/** @typedef {import("./frames.js").Cell} Cell */
+/** @typedef {import("./frames.js").Break} Break */
+/** @typedef {import("./frames.js").TreeNode} TreeNode */
+/** @typedef {import("./frames.js").Tree} Tree */
+/** @typedef {import("./frames.js").SentTree} SentTree */
+/** @typedef {import("./frames.js").Columns} Columns */
+/** @typedef {import("./frames.js").Bins} Bins */
+/** @typedef {import("./frames.js").Frame} Frame */
+/** @typedef {import("./frames.js").Changes} Changes */
 
 export const VERSION = 1;
 export const EMPTY = 0;
@@ -190,9 +41,7 @@ export const LOG_NAMES = /** @type {(keyof Stat)[]} */ ([
   ...["output_tokens", "preemptions", "evictions", "step_ms"],
 ]);
 
-const TEXT_LIMIT = 4000;
 const COLUMNS = /** @type {const} */ (["slot", "state", "ref", "fill", "writtenFrom"]);
-const TOKEN_LIMIT = 512;
 const NO_STAT = /** @type {Stat} */ ({
   ...{ used: 0, kept: 0, empty: 0, shared: 0, hits: 0, evicted: 0 },
   ...{ running: 0, waiting: 0, finished: 0 },
@@ -200,13 +49,6 @@ const NO_STAT = /** @type {Stat} */ ({
   ...{ prompt_tokens: 0, cached_tokens: 0, output_tokens: 0, preemptions: 0, evictions: 0 },
   ...{ step_ms: null, tokens_per_s: null },
 });
-const NO_ROW = /** @type {Row} */ ({
-  id: "",
-  ...{ slot: 254, state: "waiting", why: "", prompt: 0, cached: 0, computed: 0, output: 0 },
-  ...{ lost: 0, max: null, blocks: 0, shared: 0, preemptions: 0, arrived: 0, ended: null },
-  ...{ waited: null, prompt_text: "", text: "", tokens: [], did: [] },
-});
-
 /** Everything that one stream of frames has said so far. */
 export class Picture {
   constructor() {
@@ -474,86 +316,6 @@ function writtenFrom(stateBefore, fillBefore, state) {
 }
 
 /**
- * @param {SentRow} row
- * @returns {Row}
- */
-function completeRow(row) {
-  const { add, tokens = [], ...rest } = row;
-  const text = rest.text ?? add ?? "";
-  return { ...NO_ROW, ...rest, text: tail(text), tokens: cutTokens(text, tokens, []) };
-}
-
-/**
- * @param {Row} old
- * @param {SentRow} row
- * @param {number} step
- * @returns {Row}
- */
-function mergeRow(old, row, step) {
-  const { add = "", tokens = [], ...rest } = row;
-  if (rest.text !== undefined) return keepTokens(completeRow(row), old);
-  const merged = { ...old, ...rest };
-  if (add) merged.text = tail(old.text + add);
-  if (add || tokens.length) merged.tokens = cutTokens(add, tokens, old.tokens);
-  merged.did = mergeDid(old.did, rest, step);
-  return merged;
-}
-
-/**
- * A row that was told anew, with the tokens before those told that are known already.
- * @param {Row} row
- * @param {Row | undefined} old
- * @returns {Row}
- */
-function keepTokens(row, old) {
-  const first = row.tokens[0];
-  if (!first || !old || old.arrived !== row.arrived) return row;
-  const isFirst = (/** @type {Token} */ one) => one.step === first.step && one.text === first.text;
-  const place = old.tokens.findLastIndex(isFirst);
-  if (place <= 0) return row;
-  const tokens = [...old.tokens.slice(0, place), ...row.tokens];
-  const length = tokens.reduce((sum, { text }) => sum + text.length, 0);
-  return length > row.text.length ? row : { ...row, tokens: tokens.slice(-TOKEN_LIMIT) };
-}
-
-/**
- * `before` and the tokens whose texts end `text`. What stands before them belongs to the token
- * before: it was held back until it could not become a stop string any more.
- * @param {string} text
- * @param {SentToken[]} sent
- * @param {Token[]} before
- * @returns {Token[]}
- */
-function cutTokens(text, sent, before) {
-  const made = before.slice();
-  let start = Math.max(0, text.length - sent.reduce((sum, [length]) => sum + length, 0));
-  const last = made.at(-1);
-  if (start > 0 && last)
-    made[made.length - 1] = { ...last, text: last.text + text.slice(0, start) };
-  for (const [length, step, ms, chance = null, others = null, stall = 0] of sent) {
-    made.push({ text: text.slice(start, start + length), step, ms, chance, others, stall });
-    start += length;
-  }
-  return made.length > TOKEN_LIMIT ? made.slice(-TOKEN_LIMIT) : made;
-}
-
-/**
- * What a request did: told from some step on, or, when it is computing and nothing is told, the
- * same as before.
- * @param {Did[]} old
- * @param {SentRow} row
- * @param {number} step
- * @returns {Did[]}
- */
-function mergeDid(old, { did, computed }, step) {
-  if (did) return [...old.filter(([start]) => start < did[0][0]), ...did];
-  const last = old.at(-1);
-  if (computed === undefined || !last || last[2] === "x" || last[0] + last[1] > step) return old;
-  const [start, , ...rest] = last;
-  return [...old.slice(0, -1), [start, step - start + 1, ...rest]];
-}
-
-/**
  * @param {Bins} bins
  * @returns {Bins}
  */
@@ -591,13 +353,4 @@ function entryOf(logged) {
     stat[name] = counts[k];
   });
   return { from, step, time, stat, preempted };
-}
-
-/**
- * The end of a text, never beginning with half a character.
- * @param {string} text
- */
-function tail(text) {
-  const end = text.slice(-TEXT_LIMIT);
-  return /^[\udc00-\udfff]/.test(end) ? end.slice(1) : end;
 }
