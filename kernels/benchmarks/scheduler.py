@@ -20,16 +20,19 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from peers import Peer, PeerError, rotated
 from scheduler_load import LOADS
 from start import quartiles
 
-__all__ = ["Comparison", "Cost", "compare", "main", "ratios", "table", "verdict"]
+__all__ = ["Comparison", "Cost", "in_turn", "main", "ratios", "table", "verdict"]
+
+
+T = TypeVar("T")
 
 
 class Comparison(NamedTuple):
@@ -92,11 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             versions["vLLM"] = theirs.ready["version"]
             for each in BESIDE_VLLM:
-                measures = [partial(_cost, peer, each.what) for peer in (ours, theirs)]
-                results.append((each, compare(each, options.pairs, *measures)))
+                peers = {each.first: ours, each.second: theirs}
+                measures = {name: partial(_cost, peers[name], each.what) for name in peers}
+                results.append((each, in_turn(measures, options.pairs)))
         for each in GROWTH:
-            measures = [partial(_cost, ours, load) for load in (each.first, each.second)]
-            results.append((each, compare(each, options.pairs, *measures)))
+            measures = {load: partial(_cost, ours, load) for load in (each.first, each.second)}
+            results.append((each, in_turn(measures, options.pairs)))
     finally:
         for peer in (ours, theirs):
             if peer is not None:
@@ -156,21 +160,15 @@ def _start_vllm(python: str | None) -> tuple[Peer | None, str]:
         return None, str(error)
 
 
-def compare(
-    comparison: Comparison,
-    pairs: int,
-    first: Callable[[], Cost],
-    second: Callable[[], Cost],
-) -> dict[str, list[Cost]]:
-    """Measure both in each pair, each first in turn; one more pair before does not count."""
-    measures = {comparison.first: first, comparison.second: second}
-    costs: dict[str, list[Cost]] = {name: [] for name in measures}
-    for number in range(-1, pairs):
+def in_turn(measures: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Measure each once a round, in an order that rotates; one more round before does not count."""
+    measured: dict[str, list[T]] = {name: [] for name in measures}
+    for number in range(-1, rounds):
         for name in rotated(list(measures), number):
-            cost = measures[name]()
+            result = measures[name]()
             if number >= 0:
-                costs[name].append(cost)
-    return costs
+                measured[name].append(result)
+    return measured
 
 
 def _cost(peer: Peer, load: str) -> Cost:

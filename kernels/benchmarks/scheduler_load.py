@@ -104,6 +104,7 @@ LOADS = {
     for load in (
         # 1,000 requests need some 20,000 blocks when none is shared.
         Load("decode", num_live=1000, num_blocks=30_000, num_warm_steps=30, num_steps=100),
+        Load("16 requests", num_live=16, num_blocks=2_000, num_warm_steps=20, num_steps=1500),
         Load("pressure", num_live=1000, num_blocks=8_000, num_warm_steps=30, num_steps=100),
         Load("1,000 finished", num_blocks=30_000, num_finished=1_000, **_SMALL),
         Load("20,000 finished", num_blocks=30_000, num_finished=20_000, **_SMALL),

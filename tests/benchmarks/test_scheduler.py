@@ -95,12 +95,10 @@ def test_ratios_are_taken_within_pairs():
 
 def test_each_is_first_in_turn_and_the_first_pair_does_not_count():
     order = []
-    each = scheduler.Comparison("what", "a", "b", None)
-    costs = scheduler.compare(
-        each, 2, lambda: order.append("a") or cost(), lambda: order.append("b") or cost()
-    )
+    measures = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    measured = scheduler.in_turn(measures, 2)
     assert order == ["b", "a", "a", "b", "b", "a"]
-    assert [len(own) for own in costs.values()] == [2, 2]
+    assert measured == {"a": [3, 6], "b": [4, 5]}
 
 
 @pytest.mark.parametrize(
