@@ -281,12 +281,13 @@ def test_a_failing_listener_does_not_change_the_output(llm):
 def test_an_interrupt_aborts_what_the_call_started(llm):
     # generate() waits in the main thread; the interrupt arrives there, as Ctrl-C would.
     code = """
-import _thread, threading
+import _thread, threading, time
 from lmscope import LLM, SamplingParams
-go = threading.Event()
 def script(request_id, position):
     if position == 2 and request_id == "0":
         threading.Thread(target=_thread.interrupt_main).start()
+    if position > 2:
+        time.sleep(0.002)  # the pool must not be full before the interrupt has come
     return 97
 llm = LLM("s", execute="scripted", script=script, block_size=4)
 try:
