@@ -38,3 +38,14 @@ def test_all_64_traces_are_there():
 
     assert kinds.count(False) == 54
     assert kinds.count(True) == 10
+
+
+@pytest.mark.parametrize("path", PATHS[::4], ids=lambda path: path.stem)
+def test_writing_events_down_changes_no_decision(path: Path):
+    trace = replay.load(path)
+    made = adapter.make_adapter(trace["config"])
+    made.pool.record_events = not made.pool.record_events
+
+    problems = replay.replay(trace, made, skip=("schedule.free_queue", "update.kv_events"))
+
+    assert not problems, problems[0]
