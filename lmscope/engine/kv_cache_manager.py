@@ -142,6 +142,15 @@ class KVCacheManager:
         first = request.num_computed_tokens // self.block_size
         self.block_pool.forget(self.req_to_blocks[request.request_id][first:])
 
+    def forget_stored(self, request_id: str) -> None:
+        """Take the names from the blocks that a request holds and filled itself."""
+        pool = self.block_pool
+        pool.forget(
+            block_id
+            for block_id in self.req_to_blocks.get(request_id, ())
+            if block_id in pool.stored and pool.stored[block_id][0] == request_id
+        )
+
     def free(self, request: Request) -> int:
         """Let go of all blocks of a request; returns how many it held."""
         blocks = self.req_to_blocks.pop(request.request_id, [])

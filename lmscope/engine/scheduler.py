@@ -500,6 +500,8 @@ class Scheduler:
             if request_id in errors:
                 request.status = RequestStatus.FINISHED_ERROR
                 request.stop_reason = errors[request_id]
+                # What made its logits meaningless may be in the blocks that it filled.
+                self.kv_cache_manager.forget_stored(request_id)
             else:
                 kept = self._append_tokens(request, generated)
             finish_reason = None

@@ -265,6 +265,10 @@ def test_a_request_whose_logits_mean_nothing_ends_alone():
     )
     assert (good.finish_reason, good.new_token_ids) == (None, (7,))
     assert [r.request_id for r in scheduler.running] == ["good"]
+    check_pool(scheduler)
+    # What it had computed is not offered to a second try.
+    add(scheduler, "again", 8)
+    assert scheduler.schedule().scheduled_new_reqs[0].num_computed_tokens == 0
 
 
 def test_one_more_empty_step_reports_what_has_finished():
