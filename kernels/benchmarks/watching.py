@@ -5,7 +5,8 @@
 CPU time per step, always in pairs in turn, and ratios are taken within a pair.
 
 The engine: the demo model generates for 16 requests at once, while everything is recorded and while
-nobody listens; the CPU time of the engine thread, where the stream is made and encoded. The
+nobody listens; the CPU time of the engine thread, where the stream is made and encoded. Then once
+more with a script in the place of the model, which shows how much it is in microseconds. The
 scheduler alone: with its reasons, and with what writes them down replaced by functions that do
 nothing. One torch thread. The exit status is 1 when a goal is missed.
 """
@@ -64,12 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure_reasons(LOADS["decode"], options.pairs, None),
     ]
     if not options.scheduler_only:
-        results.insert(
-            0,
-            measure_recording(
-                options.model, options.workload, options.output_tokens, options.pairs
-            ),
-        )
+        results = [
+            measure_model(options.model, options.workload, options.output_tokens, options.pairs),
+            measure_script(options.pairs),
+            *results,
+        ]
     print("\n".join(table(results)))
     lines, status = verdict(results)
     print("\n".join(["", *lines]))
@@ -107,31 +107,55 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 # --- the engine ----------------------------------------------------------------------------
 
 
-def measure_recording(
-    model: str, workload_name: str, num_output_tokens: int, pairs: int
-) -> Comparison:
+def measure_model(model: str, workload_name: str, num_output_tokens: int, pairs: int) -> Comparison:
     """The engine thread while everything is recorded, and while nobody listens."""
-    from lmscope import LLM, SamplingParams
-    from lmscope.scope.recording import record
+    from lmscope import LLM
 
     with LLM(model, threads=1) as llm:
-        workload = make_workload(workload_name, make_encoder(str(llm.model)))
-        prompts = [{"prompt_token_ids": token_ids} for token_ids in workload.prompts]
-        params = SamplingParams(temperature=0, max_tokens=num_output_tokens, ignore_eos=True)
+        prompts = make_workload(workload_name, make_encoder(str(llm.model))).prompts
+        what = f"recording, {len(prompts)} requests, {model} model"
+        return _measure_recording(llm, prompts, num_output_tokens, pairs, what, GOAL)
 
-        def generate() -> float:
-            # Prompts come again in each run: with their blocks kept there would be no prefill.
-            if not llm.reset_prefix_cache():
-                raise RuntimeError("the prefix cache could not be reset")
-            return _step_us(llm, lambda: llm.generate(prompts, params, use_tqdm=False))
 
-        def generate_recorded() -> float:
-            with record(llm):
-                return generate()
+def measure_script(pairs: int) -> Comparison:
+    """The same with a script in the place of the model: what recording costs, without the noise.
 
-        measured = in_turn({"with": generate_recorded, "without": generate}, pairs)
-    what = f"recording, {len(prompts)} requests of the {model} model"
-    return Comparison(what, measured["with"], measured["without"], GOAL)
+    Nobody waits for such steps, so a share of them means little, and there is no goal.
+    """
+    from lmscope import LLM
+
+    prompts = [[(7 * index + place) % 200 for place in range(20)] for index in range(16)]
+    with LLM("script", execute="scripted", script=lambda _request_id, _position: 97) as llm:
+        what = f"recording, {len(prompts)} requests, no model"
+        return _measure_recording(llm, prompts, 200, pairs, what, None)
+
+
+def _measure_recording(
+    llm: LLM,
+    prompts: list[list[int]],
+    num_output_tokens: int,
+    pairs: int,
+    what: str,
+    goal: float | None,
+) -> Comparison:
+    from lmscope import SamplingParams
+    from lmscope.scope.recording import record
+
+    params = SamplingParams(temperature=0, max_tokens=num_output_tokens, ignore_eos=True)
+    given = [{"prompt_token_ids": token_ids} for token_ids in prompts]
+
+    def generate() -> float:
+        # Prompts come again in each run: with their blocks kept there would be no prefill.
+        if not llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be reset")
+        return _step_us(llm, lambda: llm.generate(given, params, use_tqdm=False))
+
+    def generate_recorded() -> float:
+        with record(llm):
+            return generate()
+
+    measured = in_turn({"with": generate_recorded, "without": generate}, pairs)
+    return Comparison(what, measured["with"], measured["without"], goal)
 
 
 def _step_us(llm: LLM, work: Callable[[], object]) -> float:

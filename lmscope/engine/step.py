@@ -91,16 +91,16 @@ class Step:
     def decide_decodes(self, requests: list[Request]) -> None:
         """Write down that running requests compute one token each, and nothing is left.
 
-        While nobody leaves before its end, a row has its decisions from the step before.
+        While nobody in a row leaves, it has its decisions from the step before.
         """
         budget_left = self.token_budget
         decisions: list[Decision] = []
         if self._row_before is not None:
             requests_before, budget_before, decisions_before = self._row_before
-            num_same = min(len(requests), len(requests_before))
-            if budget_before == budget_left and requests[:num_same] == requests_before[:num_same]:
-                decisions = decisions_before[:num_same]
-                budget_left -= num_same
+            num_before = len(requests_before)
+            if budget_before == budget_left and requests[:num_before] == requests_before:
+                decisions = decisions_before[:]
+                budget_left -= num_before
         for request in requests[len(decisions) :]:
             request.decision = decision = Decision(
                 request.request_id,

@@ -87,6 +87,12 @@ def test_the_scheduler_alone_needs_no_model(tmp_path, capsys, monkeypatch):
 
 
 def test_recording_is_measured_on_the_engine_thread(demo_model):
-    result = watching.measure_recording(str(demo_model), "2x20", num_output_tokens=4, pairs=2)
+    result = watching.measure_model(str(demo_model), "2x20", num_output_tokens=4, pairs=2)
     assert len(result.with_it) == len(result.without) == 2
     assert min(result.with_it + result.without) > 0
+
+
+def test_recording_is_measured_without_a_model_too():
+    result = watching.measure_script(pairs=2)
+    assert len(result.with_it) == len(result.without) == 2
+    assert result.goal is None
