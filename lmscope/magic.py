@@ -24,7 +24,7 @@ from lmscope.checks import nearest
 from lmscope.debugger import gate_of
 from lmscope.errors import LmscopeError
 from lmscope.gate import Gate
-from lmscope.magic_commands import COMMANDS, PARSERS, help_text, say, suggestions
+from lmscope.magic_commands import COMMANDS, PARSERS, command_help, help_text, say, suggestions
 from lmscope.scope.recording import Recording
 from lmscope.tap import Tap
 
@@ -62,7 +62,7 @@ class LMScope(Magics):
             raise UsageError(f"{command} takes no cell; write %lmscope {command} on one line")
         parser = PARSERS[command]
         if rest.split()[:1] in (["-h"], ["--help"]):
-            say(parser.format_help())
+            say(command_help(command))
             return None
         try:
             return COMMANDS[command](self, parser.parse_argstring(rest), cell)

@@ -12,7 +12,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import (
     MagicArgumentParser,
     argument,
-    construct_parser,
     magic_arguments,
 )
 
@@ -25,7 +24,16 @@ if TYPE_CHECKING:
     from lmscope.magic import LMScope
     from lmscope.scope.questions import Why
 
-__all__ = ["COMMANDS", "PARSERS", "Outputs", "help_text", "say", "split_prompts", "suggestions"]
+__all__ = [
+    "COMMANDS",
+    "PARSERS",
+    "Outputs",
+    "command_help",
+    "help_text",
+    "say",
+    "split_prompts",
+    "suggestions",
+]
 
 
 class Outputs(list[RequestOutput]):
@@ -65,7 +73,7 @@ def split_prompts(cell: str) -> list[str]:
 # -- the arguments of each sub-command ------------------------------------------------------
 
 
-@magic_arguments("%lmscope load")
+@magic_arguments("lmscope load")
 @argument("model", help='"demo", a hub id, a folder or a .gguf file')
 @argument("-o", "--out", default="llm", metavar="NAME", help="store the engine as NAME (llm)")
 @argument("--block-size", type=int, metavar="N", help="tokens per KV block")
@@ -113,7 +121,7 @@ def _load(magic: LMScope, arguments: Any, cell: str | None) -> None:
     say(f"{name} = {engine!r}")
 
 
-@magic_arguments("%lmscope status")
+@magic_arguments("lmscope status")
 def _status(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Name the engines and replays of this notebook and say how they stand."""
     sources = magic.sources()
@@ -125,7 +133,7 @@ def _status(magic: LMScope, arguments: Any, cell: str | None) -> None:
         say("no engine yet; %lmscope load demo loads one")
 
 
-@magic_arguments("%lmscope watch")
+@magic_arguments("lmscope watch")
 @argument("name", nargs="?", help="variable with the engine")
 @argument("--views", metavar="NAMES", help="views to show, separated by commas")
 @argument("-o", "--out", metavar="NAME", help="store the view as NAME")
@@ -139,7 +147,7 @@ def _watch(magic: LMScope, arguments: Any, cell: str | None) -> None:
         magic.shell.user_ns[name] = view
 
 
-@magic_arguments("%lmscope debug")
+@magic_arguments("lmscope debug")
 @argument("name", nargs="?", help="variable with the engine or the replay")
 @argument("--views", metavar="NAMES", help="views to show, separated by commas")
 @argument("-o", "--out", default="dbg", metavar="NAME", help="store the debugger as NAME (dbg)")
@@ -154,7 +162,7 @@ def _debug(magic: LMScope, arguments: Any, cell: str | None) -> None:
     say(repr(magic.shell.user_ns[name]))
 
 
-@magic_arguments("%lmscope step")
+@magic_arguments("lmscope step")
 @argument("kind", nargs="?", help="struct to stop at, or a part of its name: model, scheduler")
 @argument("-c", "--count", type=int, default=1, metavar="N", help="how often (1)")
 @argument("-e", "--engine", metavar="NAME", help="variable with the engine or the replay")
@@ -170,7 +178,7 @@ def _step(magic: LMScope, arguments: Any, cell: str | None) -> Boundary | None:
     return at
 
 
-@magic_arguments("%lmscope pause")
+@magic_arguments("lmscope pause")
 @argument("name", nargs="?", help="variable with the engine or the replay")
 def _pause(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Stop the engine at the next boundary."""
@@ -178,14 +186,14 @@ def _pause(magic: LMScope, arguments: Any, cell: str | None) -> None:
     say(f"stands at {_place(at)}" if at is not None else "stops at the first boundary to come")
 
 
-@magic_arguments("%lmscope resume")
+@magic_arguments("lmscope resume")
 @argument("name", nargs="?", help="variable with the engine or the replay")
 def _resume(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Let the engine run; breakpoints stay."""
     magic.gate(arguments.name).resume()
 
 
-@magic_arguments("%lmscope why")
+@magic_arguments("lmscope why")
 @argument("request", help="id of the request")
 @argument("-s", "--step", type=int, metavar="N", help="step that is asked for, of a recording")
 @argument("-e", "--engine", metavar="NAME", help="variable with the engine or the recording")
@@ -205,7 +213,7 @@ def _why(magic: LMScope, arguments: Any, cell: str | None) -> Why:
     return why
 
 
-@magic_arguments("%%lmscope generate")
+@magic_arguments("%lmscope generate")
 @argument("name", nargs="?", help="variable with the engine")
 @argument("-n", "--max-tokens", type=int, metavar="N", help="most tokens of each output")
 @argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
@@ -241,7 +249,7 @@ def _generate(magic: LMScope, arguments: Any, cell: str | None) -> Outputs | Non
     return None if name is not None or arguments.quiet else outputs
 
 
-@magic_arguments("%lmscope record")
+@magic_arguments("lmscope record")
 @argument("name", nargs="?", help="variable with the engine")
 @argument("-o", "--out", default="rec", metavar="NAME", help="store it as NAME (rec)")
 def _record(magic: LMScope, arguments: Any, cell: str | None) -> None:
@@ -254,7 +262,7 @@ def _record(magic: LMScope, arguments: Any, cell: str | None) -> None:
     say(f"recording as {name}; %lmscope save FILE {name} ends and saves it")
 
 
-@magic_arguments("%lmscope save")
+@magic_arguments("lmscope save")
 @argument("file", help="path to write, by habit with .lmscope at the end")
 @argument("name", nargs="?", default="rec", help="variable with the recording (rec)")
 def _save(magic: LMScope, arguments: Any, cell: str | None) -> None:
@@ -267,7 +275,7 @@ def _save(magic: LMScope, arguments: Any, cell: str | None) -> None:
     say(f"saved {arguments.file}")
 
 
-@magic_arguments("%lmscope replay")
+@magic_arguments("lmscope replay")
 @argument("recording", help="file of a recording, or variable with one")
 @argument("--speed", type=float, metavar="X", help="1 is as it was; without it as fast as can be")
 @argument("-o", "--out", default="player", metavar="NAME", help="store it as NAME (player)")
@@ -286,7 +294,7 @@ def _replay(magic: LMScope, arguments: Any, cell: str | None) -> None:
     watch(made, rate_hz=magic.rate)
 
 
-@magic_arguments("%lmscope close")
+@magic_arguments("lmscope close")
 @argument("name", nargs="?", help="variable with an engine, a replay, a debugger or a recording")
 def _close(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Close an engine: end its requests, give its memory back. Others are closed by name."""
@@ -313,21 +321,33 @@ COMMANDS: dict[str, Callable[[LMScope, Any, str | None], Any]] = {
     "close": _close,
 }
 PARSERS: dict[str, MagicArgumentParser] = {
-    name: construct_parser(function) for name, function in COMMANDS.items()
+    # magic_arguments made them, and put their whole help in place of the docstrings.
+    name: function.parser  # type: ignore[attr-defined]  # an attribute that the decorator sets
+    for name, function in COMMANDS.items()
 }
 
 
 def help_text() -> str:
     """The help of the magic, made from the arguments of its sub-commands."""
     lines = ["The inference engine of this notebook.", ""]
-    for name, function in COMMANDS.items():
-        usage = " ".join(PARSERS[name].format_usage().removeprefix("usage:").split())
-        lines += ["::", "", f"  {usage}", "", (function.__doc__ or "").splitlines()[0], ""]
+    for parser in PARSERS.values():
+        usage = " ".join(_plain(parser.format_usage()).split())
+        lines += [usage, f"    {(parser.description or '').splitlines()[0]}", ""]
     lines += [
         "`%lmscope COMMAND --help` says more. Without a command: status. Settings:",
         "`%config LMScope` lists them, `%config LMScope.rate = 20` sets one.",
     ]
     return "\n".join(lines)
+
+
+def command_help(command: str) -> str:
+    """The help of one sub-command: usage, what it does, its arguments."""
+    return _plain(PARSERS[command].format_help())
+
+
+def _plain(text: str) -> str:
+    """Without the marks around the usage, which are for documents and not for a notebook."""
+    return text.removeprefix("::\n\n").lstrip()
 
 
 def suggestions(magic: LMScope, command: str) -> list[str]:

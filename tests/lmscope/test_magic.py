@@ -362,6 +362,9 @@ def test_help_is_made_from_the_arguments(shell: Any, capsys: pytest.CaptureFixtu
     line(shell, "generate --help")
 
     shown = capsys.readouterr().out
+    assert shown.startswith("%%lmscope generate [-n N]")
+    assert "::" not in shown
+    assert shown.count("lmscope") == 1
     assert "--max-tokens" in shown
     assert "separated by blank lines" in shown
 
