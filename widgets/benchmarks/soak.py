@@ -12,9 +12,11 @@ are more widget models or listeners.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import time
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,8 @@ class Page(BaseComm):
         self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **_: Any
     ) -> None:
         content = data.get("content") if isinstance(data, dict) else None
+        if isinstance(content, dict) and content.get("k") == "packed":
+            content = json.loads(zlib.decompress(buffers[0]))
         if not isinstance(content, dict) or content.get("k") not in ("full", "delta"):
             return
         Page.frames += 1

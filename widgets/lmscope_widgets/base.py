@@ -12,6 +12,7 @@ from IPython.display import display
 from lmscope.tap import Source, Tap
 from lmscope_widgets.comm import pin_comm
 from lmscope_widgets.feed import Feed
+from lmscope_widgets.packing import pack
 from lmscope_widgets.protocol import Command, decode_message
 from lmscope_widgets.pump import Pump, default_pump
 from lmscope_widgets.still import still
@@ -147,7 +148,8 @@ class LiveView(anywidget.AnyWidget):
     # -- for the feed ----------------------------------------------------------------------
 
     def send_frame(self, message: dict[str, Any], buffers: Sequence[Any]) -> None:
-        self.send(message, buffers=list(buffers))
+        content, parts = pack(message, buffers)
+        self.send(content, buffers=parts)
 
     def run_command(self, command: Command) -> None:
         """Do what a button asked for; ValueError for what this view cannot do."""

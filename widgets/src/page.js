@@ -3,6 +3,7 @@
  * A recorded run as a page: everything is in the page, nothing is fetched.
  */
 import { h } from "./core/dom.js";
+import { inflate } from "./core/inflate.js";
 import { Player } from "./core/player.js";
 import { createDashboard } from "./dashboard.js";
 import { KINDS } from "./debugger.js";
@@ -20,8 +21,7 @@ const ROOT_ID = "lmscope";
  */
 export async function readFrames(text) {
   const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const page = JSON.parse(await new Response(stream).text());
+  const page = await inflate(packed);
   if (page.v !== 1) throw new Error(`the page has version ${page.v}, this reader knows 1`);
   return page.frames;
 }

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, mock, test } from "node:test";
+import { deflateSync } from "node:zlib";
 import { LOG_NAMES } from "../src/core/picture.js";
 import createWidget from "../src/dashboard_widget.js";
 import { VIEWS } from "../src/panels.js";
@@ -522,5 +523,34 @@ test("an output that is written anew ends the view it had, and no other", () => 
 
   endAgain();
   endElsewhere();
+  cleanup();
+});
+
+test("a packed frame is unpacked, and what follows does not overtake it", async () => {
+  const { model, el, cleanup } = open();
+  const { columns: _, ...header } = FIRST;
+  const packed = deflateSync(JSON.stringify(header));
+  const part = new DataView(packed.buffer, packed.byteOffset, packed.byteLength);
+  model.emit("msg:custom", { k: "packed" }, [part, ...buffers(FIRST)]);
+  model.frame(delta([], { rows: [{ id: "a", add: " and" }] }));
+  for (let turn = 0; turn < 1000 && el.lmscopeTest.frames < 2; turn++)
+    await new Promise((resolve) => setImmediate(resolve));
+  assert.equal(el.lmscopeTest.frames, 2);
+  page.tick();
+  assert.deepEqual(model.sent.at(-1), { k: "ack", seq: 1, hidden: false, epoch: 1 });
+
+  model.frame(delta([], { seq: 2, rows: [] }));
+  assert.equal(el.lmscopeTest.frames, 3, "nothing waits any more, so it is taken at once");
+  cleanup();
+});
+
+test("a packed frame that cannot be unpacked is reported and asked for again", async () => {
+  const { model, el, cleanup } = open();
+  model.frame(FIRST);
+  model.emit("msg:custom", { k: "packed" }, [new DataView(new ArrayBuffer(9))]);
+  for (let turn = 0; turn < 1000 && !el.lmscopeTest.errors.length; turn++)
+    await new Promise((resolve) => setImmediate(resolve));
+  assert.equal(el.lmscopeTest.errors.length, 1);
+  assert.deepEqual(model.sent.at(-1), { k: "resync" });
   cleanup();
 });

@@ -5,6 +5,7 @@
  */
 import { columnsFromBuffers } from "./columns.js";
 import { History } from "./history.js";
+import { inflate } from "./inflate.js";
 import { Picture } from "./picture.js";
 import { Reel } from "./reel.js";
 
@@ -40,6 +41,8 @@ export class Stream {
     /** @type {Set<Viewer>} */
     this.viewers = new Set();
     this.post = post;
+    /** Done when the last of what is being unpacked, or waits behind that, has been taken. */
+    this.unpacking = /** @type {Promise<void> | null} */ (null);
     this.isWaitingForFull = false;
     this.askedAt = Number.NEGATIVE_INFINITY;
     /** What was said last, so that it is not said again. */
@@ -71,6 +74,31 @@ export class Stream {
    * @param {(DataView | ArrayBuffer)[]} [buffers]
    */
   receive(message, buffers = []) {
+    const isPacked = message?.k === "packed";
+    if (!isPacked && !this.unpacking) {
+      this.#receive(message, buffers);
+      return;
+    }
+    // Unpacking takes its time, and what comes meanwhile must not overtake it.
+    const header = isPacked ? inflate(buffers[0]) : Promise.resolve(message);
+    const rest = isPacked ? buffers.slice(1) : buffers;
+    const mine = Promise.all([header, this.unpacking])
+      .then(([unpacked]) => this.#receive(unpacked, rest))
+      .catch((error) => {
+        this.report(error);
+        this.#ask();
+      })
+      .then(() => {
+        if (this.unpacking === mine) this.unpacking = null;
+      });
+    this.unpacking = mine;
+  }
+
+  /**
+   * @param {any} message
+   * @param {(DataView | ArrayBuffer)[]} buffers
+   */
+  #receive(message, buffers) {
     try {
       if (message?.k === "full" || message?.k === "delta") this.#take(message, buffers);
       else if (message?.k === "reply") for (const viewer of this.viewers) viewer.answer(message);
