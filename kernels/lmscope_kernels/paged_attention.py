@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 __all__ = ["attend_many_rows", "attend_one_row_each", "paged_attention_reference"]
 
-# Scores of so many rows are in memory at a time where they are written out.
-_ROWS_OF_SCORES = 256
+# Rows at a time where later keys are hidden by a bias: each time reads only the keys up to its
+# last row, and no scores of keys beyond are computed to be thrown away.
+_ROWS_AT_A_TIME = 128
 
 
 def paged_attention_reference(
@@ -70,31 +71,24 @@ def paged_attention_reference(
 
 def attend_one_row_each(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
+    key: Tensor,
+    value: Tensor,
     bias: Tensor | None,
     scale: float,
     softcap: float | None = None,
 ) -> Tensor:
     """Attention of R requests that have one query row each, in one call.
 
-    query      [R, H, D]
-    slots      [R * L]        where the keys of each request lie; what is past its end may
-                              be any slot with finite content
-    bias       [R, 1, 1, L]   0 for a key, -inf past the end; None when there is no such
-    returns    [R, H, D]
+    query         [R, H, D]
+    key, value    [R, L, K, D]   a view of the cache, or gathered; finite also past the end
+    bias          [R, 1, 1, L]   0 for a key, -inf past the end; None when there is no such
+    returns       [R, H, D]
     """
     R, H, D = query.shape
-    K = key_cache.shape[2]
-    # Selecting whole rows of K * D numbers is a memory copy; indexing [B, S, K, D] by a
-    # tensor of slots gives the same and takes half as long again.
-    key, value = (
-        cache.view(-1, K * D).index_select(0, slots).view(R, -1, K, D).transpose(1, 2)
-        for cache in (key_cache, value_cache)
-    )
+    K = key.shape[2]
     # The G heads that read one key head become rows of one query, so keys are read once.
     query = query.view(R, K, H // K, D)
+    key, value = key.transpose(1, 2), value.transpose(1, 2)
     if softcap is None:
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
     else:
@@ -113,31 +107,57 @@ def attend_many_rows(
     """Causal attention of one request with several query rows.
 
     query         [T, H, D]
-    key, value    [L, K, D]   already gathered
-    bias          [T, L]      0 or -inf; None means causal and T == L, without a soft cap only
+    key, value    [L, K, D]   a view of the cache, gathered, or the rows' own; the last T are
+                              those of the rows
+    bias          [T, L]      0 or -inf, the latter for all keys later than the row; None means
+                              causal and T == L, without a soft cap only
     returns       [T, H, D]
     """
-    if softcap is None:
-        return F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            key.transpose(0, 1)[None],
-            value.transpose(0, 1)[None],
-            attn_mask=bias,
-            is_causal=bias is None,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )[0].transpose(0, 1)
-    assert bias is not None, "a soft cap needs the bias written out"
-    T, H = query.shape[:2]
-    K = key.shape[1]
-    keys, values = key.transpose(0, 1), value.transpose(0, 1)
+    T = query.shape[0]
+    if bias is None:
+        assert softcap is None, "a soft cap needs the bias written out"
+        return _fused(query, key, value, None, scale)
+    if T <= _ROWS_AT_A_TIME:
+        return _biased(query, key, value, bias, scale, softcap)
     output = torch.empty_like(query)
-    for start in range(0, T, _ROWS_OF_SCORES):
-        rows = slice(start, start + _ROWS_OF_SCORES)
-        by_kv_head = query[rows].view(-1, K, H // K, query.shape[2]).transpose(0, 1)
-        result = _softcapped(by_kv_head, keys, values, bias[rows], scale, softcap)
-        output[rows] = result.transpose(0, 1).flatten(1, 2)
+    num_earlier = key.shape[0] - T
+    for start in range(0, T, _ROWS_AT_A_TIME):
+        rows = slice(start, min(start + _ROWS_AT_A_TIME, T))
+        end = num_earlier + rows.stop
+        output[rows] = _biased(
+            query[rows], key[:end], value[:end], bias[rows, :end], scale, softcap
+        )
     return output
+
+
+def _biased(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float | None
+) -> Tensor:
+    """attend_many_rows with a bias, all rows at once."""
+    if softcap is None:
+        return _fused(query, key, value, bias, scale)
+    T, H, D = query.shape
+    K = key.shape[1]
+    by_kv_head = query.reshape(T, K, H // K, D).transpose(0, 1)
+    result = _softcapped(
+        by_kv_head, key.transpose(0, 1), value.transpose(0, 1), bias, scale, softcap
+    )
+    return result.transpose(0, 1).flatten(1, 2)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """attend_many_rows in one call of torch's own attention."""
+    output = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        attn_mask=bias,
+        is_causal=bias is None,
+        scale=scale,
+        # Views of grouped heads were measured to be no quicker for several rows.
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output[0].transpose(0, 1)
 
 
 def _softcapped(

@@ -7,6 +7,7 @@ never reads them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,38 @@ __all__ = ["AttentionPlan"]
 
 # Rows times tokens of padding that cost as much as one more call per layer.
 _PADDING_PER_CALL = 512
+# From so many consecutive keys on, a call of its own that copies none of them is cheaper.
+_KEYS_PER_CALL = 256
+# A whole prompt of so many rows is quicker with a bias, of which keys that nobody in a tile of
+# rows attends to are left out. Torch itself passes over them when there are more.
+_BIASED_PROMPT_ROWS = range(129, 769)
+
+
+class _Keys:
+    """Where the keys and values of some rows lie: a run of slots to view, or slots to gather.
+
+    slots    [R * L], slot 0, in the null block, past the end of a request; or a slice
+    """
+
+    def __init__(self, slots: Tensor | slice) -> None:
+        self.slots = slots
+        # Filled again by each layer: fresh memory of this size costs more than the copy.
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+
+    def of(self, key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [R * L, K, D], to be read before the next layer asks."""
+        keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
+        if isinstance(self.slots, slice):
+            return keys[self.slots], values[self.slots]
+        if self._key is None or self._value is None:
+            self._key = keys.new_empty(len(self.slots), *keys.shape[1:])
+            self._value = torch.empty_like(self._key)
+        # Selecting whole rows of K * D numbers is a memory copy; indexing [B, S, K, D] by a
+        # tensor of slots gives the same and takes half as long again.
+        for cache, rows in ((keys, self._key), (values, self._value)):
+            torch.index_select(cache.flatten(1), 0, self.slots, out=rows.view(len(rows), -1))
+        return self._key, self._value
 
 
 @dataclass(frozen=True)
@@ -27,12 +60,12 @@ class _OneRowEach:
     """Requests that have one query row and are attended to together.
 
     rows     [R]            their rows in the batch; None when they are all of it, in order
-    slots    [R * L]        where their keys lie; slot 0, in the null block, past the end
+    keys     [R * L]        where their keys lie
     bias     [R, 1, 1, L]   0 or -inf; None when all have L keys
     """
 
     rows: Tensor | None
-    slots: Tensor
+    keys: _Keys
     bias: Tensor | None
 
 
@@ -41,13 +74,13 @@ class _ManyRows:
     """One request with several query rows.
 
     start, end    its rows in the batch
-    slots         [L]          where its keys lie; None when they are the rows themselves
+    keys          [L]          where its keys lie; None when they are the rows themselves
     bias          [rows, L]    0 or -inf; None when each row attends to all rows up to its own
     """
 
     start: int
     end: int
-    slots: Tensor | None
+    keys: _Keys | None
     bias: Tensor | None
 
 
@@ -91,16 +124,28 @@ class AttentionPlan:
             first_keys = np.maximum(seq_lens - query_lens + 1 - window, 0)
         num_keys = seq_lens - first_keys
 
-        one_row_each = []
-        for requests in _groups_of_like_length(np.flatnonzero(query_lens == 1), num_keys):
-            slots, bias = _padded_slots(
-                block_table[requests], first_keys[requests], num_keys[requests], block_size
+        def run_of(request: int) -> slice | None:
+            return _run_of_slots(
+                block_table[request], int(first_keys[request]), int(num_keys[request]), block_size
             )
+
+        one_row_each = []
+        decoding = np.flatnonzero(query_lens == 1)
+        for requests in _groups_of_like_length(decoding, num_keys, run_of):
+            bias = None
+            run = run_of(int(requests[0])) if len(requests) == 1 else None
+            if run is not None:
+                keys = _Keys(run)
+            else:
+                slots, bias = _padded_slots(
+                    block_table[requests], first_keys[requests], num_keys[requests], block_size
+                )
+                keys = _Keys(to_device(slots))
             is_all = len(requests) == query_start_loc[-1]
             one_row_each.append(
                 _OneRowEach(
                     rows=None if is_all else to_device(query_start_loc[requests].astype(np.int64)),
-                    slots=to_device(slots),
+                    keys=keys,
                     bias=None if bias is None else to_device(bias),
                 )
             )
@@ -108,17 +153,25 @@ class AttentionPlan:
         for request in np.flatnonzero(query_lens > 1).tolist():
             start, end = query_start_loc[request : request + 2].tolist()
             num_rows, seq_len = end - start, int(seq_lens[request])
-            segment_slots = segment_bias = None
+            segment_keys = segment_bias = None
             is_whole = num_rows == seq_len
             if not is_whole:
-                only = [request]
-                slots, _ = _padded_slots(
-                    block_table[only], first_keys[only], num_keys[only], block_size
-                )
-                segment_slots = to_device(slots)
-            if with_bias or not is_whole or (window is not None and window < seq_len):
+                where: Tensor | slice | None = run_of(request)
+                if where is None:
+                    only = [request]
+                    slots, _ = _padded_slots(
+                        block_table[only], first_keys[only], num_keys[only], block_size
+                    )
+                    where = to_device(slots)
+                segment_keys = _Keys(where)
+            if (
+                with_bias
+                or not is_whole
+                or (window is not None and window < seq_len)
+                or num_rows in _BIASED_PROMPT_ROWS
+            ):
                 segment_bias = to_device(_bias(num_rows, int(num_keys[request]), window))
-            many_rows.append(_ManyRows(start, end, segment_slots, segment_bias))
+            many_rows.append(_ManyRows(start, end, segment_keys, segment_bias))
         return cls(tuple(one_row_each), tuple(many_rows))
 
     def attend(
@@ -138,43 +191,50 @@ class AttentionPlan:
         key_cache, value_cache    [B, S, K, D]
         returns                   [T, H, D]
         """
-        if len(self.one_row_each) == 1 and self.one_row_each[0].rows is None:
-            group = self.one_row_each[0]
+
+        def attend_group(group: _OneRowEach, rows: Tensor) -> Tensor:
+            keys, values = group.keys.of(key_cache, value_cache)
+            shape = (len(rows), -1, *keys.shape[1:])
             return attend_one_row_each(
-                query, key_cache, value_cache, group.slots, group.bias, scale, softcap
+                rows, keys.view(shape), values.view(shape), group.bias, scale, softcap
             )
+
+        if len(self.one_row_each) == 1 and self.one_row_each[0].rows is None:
+            return attend_group(self.one_row_each[0], query)
         output = torch.empty_like(query)
         for group in self.one_row_each:
             assert group.rows is not None
-            result = attend_one_row_each(
-                query.index_select(0, group.rows),
-                key_cache,
-                value_cache,
-                group.slots,
-                group.bias,
-                scale,
-                softcap,
-            )
+            result = attend_group(group, query.index_select(0, group.rows))
             output.index_copy_(0, group.rows, result)
         for segment in self.many_rows:
             rows = slice(segment.start, segment.end)
-            if segment.slots is None:
+            if segment.keys is None:
                 keys, values = key[rows], value[rows]
             else:
-                keys = key_cache.flatten(0, 1).index_select(0, segment.slots)
-                values = value_cache.flatten(0, 1).index_select(0, segment.slots)
+                keys, values = segment.keys.of(key_cache, value_cache)
             output[rows] = attend_many_rows(query[rows], keys, values, segment.bias, scale, softcap)
         return output
 
 
 def _groups_of_like_length(
-    requests: NDArray[np.intp], num_keys: NDArray[np.int32]
+    requests: NDArray[np.intp],
+    num_keys: NDArray[np.int32],
+    run_of: Callable[[int], slice | None],
 ) -> list[NDArray[np.intp]]:
     """`requests` in groups, so that padding each to its longest wastes little.
 
     One call costs as much as some padding; a new group begins where the padding that it
-    saves is more.
+    saves is more. A request with many keys in a run needs no copy of them, so it goes alone.
     """
+    alone = [
+        request
+        for request in requests.tolist()
+        if num_keys[request] >= _KEYS_PER_CALL and run_of(request) is not None
+    ]
+    if alone:
+        others = np.setdiff1d(requests, alone)
+        groups = _groups_of_like_length(others, num_keys, lambda request: None)
+        return [np.array([request]) for request in alone] + groups
     if len(requests) == 0:
         return []
     lengths = num_keys[requests]
@@ -189,6 +249,18 @@ def _groups_of_like_length(
             borders.append(index)
             longest = length
     return [requests[np.sort(part)] for part in np.split(order, borders)]
+
+
+def _run_of_slots(
+    block_ids: NDArray[np.int32], first_key: int, num_keys: int, block_size: int
+) -> slice | None:
+    """The slots of num_keys tokens from the first, where their blocks are consecutive."""
+    first_block, end = first_key // block_size, first_key + num_keys
+    own = block_ids[first_block : -(-end // block_size)]
+    if len(own) > 1 and not bool((np.diff(own) == 1).all()):
+        return None
+    start = (int(own[0]) - first_block) * block_size
+    return slice(start + first_key, start + end)
 
 
 def _padded_slots(

@@ -127,12 +127,12 @@ def test_one_row_each_equals_the_reference(num_heads, num_kv_heads, head_size, b
     slots = block_table[:, position // block_size] * block_size + position % block_size
     is_past = position >= torch.tensor(seq_lens)[:, None]
     bias = torch.zeros(3, 40).masked_fill(is_past, -torch.inf)[:, None, None]
+    slots[is_past] = 0
 
     output = attend_one_row_each(
         query,
-        key_cache,
-        value_cache,
-        slots.masked_fill(is_past, 0).flatten().long(),
+        key_cache.flatten(0, 1)[slots],
+        value_cache.flatten(0, 1)[slots],
         bias,
         0.2,
         softcap,
@@ -172,16 +172,21 @@ def test_many_rows_equal_dense_attention(
     assert relative_error(output, expected) < 1e-6
 
 
-def test_a_soft_cap_over_more_rows_than_are_scored_at_a_time(monkeypatch):
-    query, key, value = torch.randn(7, 6, 8), torch.randn(9, 2, 8), torch.randn(9, 2, 8)
-    bias = torch.zeros(7, 9).masked_fill(torch.ones(7, 9).triu(3) > 0, -torch.inf)
-    at_once = attend_many_rows(query, key, value, bias, 0.25, 2.0)
-    monkeypatch.setattr("lmscope_kernels.paged_attention._ROWS_OF_SCORES", 3)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("num_keys", [7, 9])
+def test_more_rows_than_are_attended_to_at_a_time(monkeypatch, num_keys, softcap):
+    query = torch.randn(7, 6, 8)
+    key, value = torch.randn(num_keys, 2, 8), torch.randn(num_keys, 2, 8)
+    is_later = torch.ones(7, num_keys).triu(num_keys - 6) > 0
+    bias = torch.zeros(7, num_keys).masked_fill(is_later, -torch.inf)
+    at_once = attend_many_rows(query, key, value, bias, 0.25, softcap)
+    monkeypatch.setattr("lmscope_kernels.paged_attention._ROWS_AT_A_TIME", 3)
 
-    in_parts = attend_many_rows(query, key, value, bias, 0.25, 2.0)
+    in_parts = attend_many_rows(query, key, value, bias, 0.25, softcap)
 
     torch.testing.assert_close(in_parts, at_once)
-    assert relative_error(at_once, dense_attention(query, key, value, 0.25, softcap=2.0)) < 1e-6
+    expected = dense_attention(query, key, value, 0.25, softcap=softcap)
+    assert relative_error(at_once, expected) < 1e-6
 
 
 def test_a_soft_cap_keeps_scores_small():

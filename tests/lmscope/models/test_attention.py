@@ -168,7 +168,7 @@ def test_requests_of_very_different_lengths_are_not_all_padded_to_the_longest():
 
     torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
     plan = batch._plans[None]
-    assert sum(len(group.slots) for group in plan.one_row_each) < sum(seq_lens) + 512
+    assert sum(len(group.keys.slots) for group in plan.one_row_each) < sum(seq_lens) + 512
 
 
 def test_a_cache_begins_with_zeros_in_the_shape_of_blocks():
