@@ -300,6 +300,10 @@ class ModelRunnerOutput(
     prompt_logprobs_dict: Mapping[str, LogprobsLists] = {}
     # by request, why its token means nothing (logits that are NaN): it ends with "error"
     errors: Mapping[str, str] = {}
+    # only while somebody measures it: by request, for each block of its table in order, the
+    # share of attention that the query of its newest token gave to the block in this step,
+    # mean over heads and layers; the shares of a request sum to 1
+    attention_mass: Mapping[str, tuple[float, ...]] = {}
 
     @property
     def req_id_to_index(self) -> dict[str, int]:

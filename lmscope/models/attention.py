@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface
 
+from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.attention_plan import AttentionPlan
 
 __all__ = [
@@ -74,6 +75,7 @@ class BatchView:
     query_start_loc    [R + 1]   int32, first row of each request, and the end
     seq_lens           [R]       int32, tokens of each request, those of this step included
     block_table        [R, max_blocks]   int32
+    mass               what each block is attended to, for who asked; None: nobody did
     """
 
     num_tokens: int
@@ -85,6 +87,7 @@ class BatchView:
     block_table: Tensor
     _slots: Tensor
     _plans: Mapping[int | None, AttentionPlan]  # by window
+    mass: AttentionMass | None = None
 
     @classmethod
     def build(
@@ -99,11 +102,13 @@ class BatchView:
         device: torch.device,
         windows: Collection[int | None] = (None,),
         is_softcapped: bool = False,
+        mass: AttentionMass | None = None,
     ) -> BatchView:
         """Copy the arrays to `device` and work out how to attend, once for all layers.
 
         windows          the sliding windows that layers have; None: a layer without one
         is_softcapped    layers have a soft cap, for which every bias must be written out
+        mass             takes in what each layer's newest queries attend to
         """
         num_reqs = int(np.count_nonzero(seq_lens))
         num_tokens = int(query_start_loc[num_reqs])
@@ -138,6 +143,7 @@ class BatchView:
             block_table=to_device(block_table),
             _slots=slot_tensor[:num_tokens],
             _plans=plans,
+            mass=mass,
         )
 
     def attend(
@@ -166,6 +172,8 @@ class BatchView:
         output = self._plans[window].attend(
             query, key, value, key_cache, value_cache, scale, softcap
         )
+        if self.mass is not None:
+            self.mass.add(query, key_cache, scale, window, softcap)
         if num_rows > self.num_tokens:
             padding = output.new_zeros(num_rows - self.num_tokens, *output.shape[1:])
             output = torch.cat((output, padding))

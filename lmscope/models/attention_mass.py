@@ -1,0 +1,101 @@
+"""AttentionMass: how much attention each block receives in one step, beside the real thing.
+
+For each request it takes the query of its newest token, in every layer and head: what that query
+gives to the keys of a block, as a share of all that it gives, is the block's mass. Over the
+blocks of a request the shares sum to 1, in each head, so they do in the mean.
+
+    mass[request, block] = mean over layers and heads of the sum of softmax(q . k * scale)
+                           over the keys in the block
+
+The attention itself runs as it always does; this reads the same queries and keys once more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["AttentionMass"]
+
+
+class AttentionMass:
+    """Collects the mass of one step, layer by layer, in the order in which they run.
+
+    query_start_loc    [R + 1]   first row of each request, and the end; no padding here
+    seq_lens           [R]       tokens of each request, those of this step included
+    block_table        [R, max_blocks]
+    keeps_heads        also keep each layer's and head's own, which is what `by_head` gives
+    """
+
+    def __init__(
+        self,
+        *,
+        query_start_loc: NDArray[np.int32],
+        seq_lens: NDArray[np.int32],
+        block_table: NDArray[np.int32],
+        block_size: int,
+        device: torch.device,
+        keeps_heads: bool = False,
+    ) -> None:
+        max_blocks = -(-int(seq_lens.max()) // block_size)
+        self._num_blocks = -(-seq_lens // block_size)
+        self._newest_rows = torch.from_numpy(query_start_loc[1:].astype(np.int64) - 1).to(device)
+        self._block_ids = torch.from_numpy(block_table[:, :max_blocks].astype(np.int64)).to(device)
+        self._lengths = torch.from_numpy(seq_lens.astype(np.int64)).to(device)
+        self._positions = torch.arange(max_blocks * block_size, device=device)
+        self._block_size = block_size
+        self.keeps_heads = keeps_heads
+        self._sum: Tensor | None = None
+        self._layers: list[Tensor] = []
+        self._num_layers = 0
+
+    def add(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """Take one layer in; its keys are in the cache already.
+
+        query        [T, H, D]
+        key_cache    [B, S, K, D]
+        """
+        newest = query.index_select(0, self._newest_rows).float()
+        R, H, D = newest.shape
+        K = key_cache.shape[2]
+        keys = key_cache[self._block_ids].flatten(1, 2).float()  # [R, L, K, D]
+        scores = torch.einsum("rkgd,rlkd->rkgl", newest.view(R, K, H // K, D), keys) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        is_hidden = self._positions >= self._lengths[:, None]
+        if window is not None:
+            is_hidden |= self._positions < self._lengths[:, None] - window
+        weights = scores.masked_fill_(is_hidden[:, None, None], -torch.inf).softmax(dim=-1)
+        mass = weights.view(R, H, -1, self._block_size).sum(dim=-1)
+        mean = mass.mean(dim=1)
+        self._sum = mean if self._sum is None else self._sum.add_(mean)
+        self._num_layers += 1
+        if self.keeps_heads:
+            self._layers.append(mass)
+
+    def shares(self) -> list[tuple[float, ...]]:
+        """For each request the mean share of each block of its table, in order; they sum to 1."""
+        assert self._sum is not None, "no layer ran"
+        mean = (self._sum / self._num_layers).cpu().numpy()
+        return [
+            # Six digits are more than a colour or a table shows, and half the bytes.
+            tuple(round(share, 6) for share in row[:count].tolist())
+            for row, count in zip(mean, self._num_blocks.tolist(), strict=True)
+        ]
+
+    def by_head(self) -> list[NDArray[np.float32]]:
+        """For each request [layers, H, its blocks]; only with keeps_heads."""
+        assert self._layers, "keeps_heads was not asked for"
+        mass = torch.stack(self._layers, dim=1).cpu().numpy()
+        return [
+            row[:, :, :count] for row, count in zip(mass, self._num_blocks.tolist(), strict=True)
+        ]
