@@ -20,9 +20,10 @@ REQUIREMENTS := pyproject.toml constraints.txt
 CORE := $(VENV)/.core
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
+TRITON36 := .venv-triton36
 NODE_MODULES := widgets/node_modules/.installed
 
-.PHONY: help demo lab test lint js bundles format bench fuzz soak images hooks chromium
+.PHONY: help demo lab test lint js bundles format bench fuzz soak images hooks chromium triton36
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -32,7 +33,7 @@ demo: $(CORE)
 lab: $(LAB)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) tutorials
 
-test: lint js chromium
+test: lint js chromium triton36
 	@$(BIN)/python -m pytest
 
 lint: $(DEV)
@@ -119,6 +120,17 @@ $(LAB): $(REQUIREMENTS) | $(BIN)/python
 $(DEV): $(REQUIREMENTS) | $(BIN)/python
 	$(PIP_INSTALL) -e '.[lab,dev]'
 	@touch $(CORE) $(LAB) $@
+
+# Kernels are compiled with the oldest Triton that is served, too. All else comes from .venv, which
+# its interpreter reads after its own packages.
+triton36: $(if $(filter Linux,$(shell uname -s)),$(TRITON36)/.installed)
+
+$(TRITON36)/.installed: $(DEV)
+	$(BIN)/python -m venv --clear $(TRITON36)
+	$(TRITON36)/bin/python -m pip install --disable-pip-version-check --no-deps triton==3.6.0
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" \
+	    % sysconfig.get_path("purelib"))' >$$(echo $(TRITON36)/lib/python3*/site-packages)/main.pth
+	@touch $@
 
 # Without Chromium the browser tests are skipped, or fail where LMSCOPE_REQUIRE names them.
 chromium:
