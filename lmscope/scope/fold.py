@@ -24,6 +24,7 @@ from lmscope.boundary import (
     EngineCoreRequest,
     EngineSnapshot,
     KVEvent,
+    ModelRunnerOutput,
     NewRequestData,
     RequestOutput,
     SchedulerOutput,
@@ -47,6 +48,7 @@ class Fold:
     rate              when the last steps ended, and the tokens that they sampled
     preempted         ids of the requests that this step preempted
     last, previous    of each kind of struct, the last one and the one before it
+    attention         by block, its share of the last step's attention; empty: nobody measured
     """
 
     def __init__(self, snapshot: EngineSnapshot, keep_finished: int | None) -> None:
@@ -59,6 +61,7 @@ class Fold:
         self.evicted: list[Eviction] = []
         self.written: set[int] = set()
         self.preempted: list[str] = []
+        self.attention: dict[int, float] = {}
         self.last: dict[str, Boundary] = {}
         self.previous: dict[str, Boundary] = {}
         self.this_step = StepCounts(snapshot.step)
@@ -112,7 +115,9 @@ class Fold:
         elif isinstance(boundary, EngineCoreRequest):
             self.roster.arrive(boundary)
             self.totals.requests += 1
-        # A ModelRunnerOutput changes nothing yet: its tokens are taken in with the next struct.
+        elif isinstance(boundary, ModelRunnerOutput):
+            # Its tokens are taken in with the next struct.
+            self._fold_attention(boundary)
         self.time = boundary.time
         self.boundary = name = type(boundary).__name__
         if name in self.last:
@@ -150,6 +155,19 @@ class Fold:
         self.num_arrived_when_scheduled = self.roster.num_arrived
         if output.scheduled_spec_decode_tokens:
             self._drafts[output.step] = output.scheduled_spec_decode_tokens
+
+    def _fold_attention(self, output: ModelRunnerOutput) -> None:
+        """Each block's part in the attention of all requests, which add up to 1."""
+        if not output.req_ids:
+            return  # a step without tokens
+        # Never changed in place: copies of the fold share it.
+        self.attention = attention = {}
+        for request_id, shares in output.attention_mass.items():
+            if request_id in self.roster.requests:
+                block_ids = self.roster.requests[request_id].block_ids
+                for block_id, share in zip(block_ids, shares, strict=False):
+                    part = share / len(output.attention_mass)
+                    attention[block_id] = attention.get(block_id, 0.0) + part
 
     def _fold_core_outputs(self, outputs: EngineCoreOutputs) -> None:
         drafts = self._drafts.pop(outputs.step, {})

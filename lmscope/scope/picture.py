@@ -7,9 +7,11 @@ a delta costs what changed.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,8 @@ _MAX_CELLS = 2048
 _MAX_SINGLE = 150_000
 _MAX_CELL_TEXT = 40
 _NUM_NEXT = 10
+# So many levels are 32 KB; the rest get next to nothing.
+_MAX_MASS = 4096
 # Rows beyond these are not drawn anyway; all that run are always listed.
 _MAX_WAITING_ROWS = 100
 _MAX_FINISHED_ROWS = 100
@@ -277,11 +281,29 @@ class PictureEncoder:
         }
         if self._bins is not None:
             header["bin"] = self._bins.size
+        if view.attention:
+            header["mass"] = self._mass()
         if view.preempted:
             header["preempted"] = list(view.preempted)
         if view.log.misses:
             header["misses"] = dict(view.log.misses)
         return header
+
+    def _mass(self) -> dict[str, Any]:
+        """The blocks, or bins, that get most attention, as parts of the largest share."""
+        shares = self.view.attention
+        size = 1 if self._bins is None else self._bins.size
+        largest: dict[int, float] = {}
+        for block_id, share in shares.items():
+            place = block_id // size
+            largest[place] = max(share, largest.get(place, 0.0))
+        top = max(largest.values())
+        listed = heapq.nlargest(_MAX_MASS, largest.items(), key=itemgetter(1))
+        levels = [[place, round(255 * share / top)] for place, share in sorted(listed)]
+        return {
+            "top": round(top, 6),
+            "of": [each for pair in levels if pair[1] for each in pair],
+        }
 
     def _struct(self) -> dict[str, Any] | None:
         self._struct_sent = self.view.at

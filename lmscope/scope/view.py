@@ -222,6 +222,15 @@ class EngineView:
         """Ids of the blocks that this step's tokens are computed into."""
         return self._fold.written
 
+    @property
+    def attention(self) -> Mapping[int, float]:
+        """Share of the last step's attention by block id; they add up to 1.
+
+        Mean over requests (the query of the newest token of each), layers and heads. Empty
+        unless somebody measured it: LLM.measure_attention.
+        """
+        return MappingProxyType(self._fold.attention)
+
     def block_text(self, block_id: int) -> str:
         """The text in a block, or its token ids where nobody told the text."""
         block = self.blocks[block_id]

@@ -1,0 +1,103 @@
+"""Attention that somebody measures: in the view, and in the frames of the picture."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lmscope.boundary import BlockAllocated, ModelRunnerOutput, SchedulerOutput
+from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.view import EngineView
+
+
+@pytest.fixture
+def two_requests(tiny_engine):
+    """The structs of a step of two requests that share the first of two blocks each."""
+    engine = tiny_engine(num_blocks=20)
+    structs = []
+    snapshot, _ = engine.tap.follow(structs.append)
+    engine.add("abcdefg", max_tokens=8)
+    engine.step()
+    engine.add("abcdxyz", max_tokens=8)
+    engine.step()
+    return snapshot, structs
+
+
+def fold(snapshot, structs, mass):
+    """The view after the last model output, which says `mass`."""
+    view = EngineView(snapshot)
+    *_, last = (i for i, each in enumerate(structs) if isinstance(each, ModelRunnerOutput))
+    for struct in structs[:last]:
+        view.apply(struct)
+    view.apply(msgspec.structs.replace(structs[last], attention_mass=mass))
+    return view, structs[last + 1 :]
+
+
+def test_a_block_has_its_part_of_the_attention_of_all_requests(two_requests):
+    view, rest = fold(*two_requests, {"r1": (0.75, 0.25), "r2": (0.5, 0.5)})
+    first, second = (view.requests[i].block_ids for i in ("r1", "r2"))
+
+    assert first[0] == second[0], "they share a block"
+    assert view.attention == {first[0]: 0.625, first[1]: 0.125, second[1]: 0.25}
+    other = view.copy()
+    for struct in rest:
+        view.apply(struct)
+    assert view.attention == other.attention, "it stays until the next step's"
+
+
+def test_attention_goes_with_the_first_step_that_nobody_measures(two_requests):
+    view, _ = fold(*two_requests, {"r1": (0.75, 0.25)})
+    copy = view.copy()
+    view.apply(ModelRunnerOutput(step=view.step + 1, time=view.time))  # a step without tokens
+    assert view.attention
+    view.apply(ModelRunnerOutput(step=view.step + 1, time=view.time, req_ids=("r1",)))
+
+    assert view.attention == {}
+    assert copy.attention
+
+
+def test_a_frame_has_levels_of_the_largest_share(two_requests):
+    view, _ = fold(*two_requests, {"r1": (0.75, 0.25), "r2": (0.5, 0.5)})
+    first, second = (view.requests[i].block_ids for i in ("r1", "r2"))
+    mass = PictureEncoder(view).full("live").header["mass"]
+
+    assert mass["top"] == 0.625
+    levels = dict(zip(mass["of"][::2], mass["of"][1::2], strict=True))
+    assert levels == {first[0]: 255, first[1]: 51, second[1]: 102}
+    assert list(levels) == sorted(levels)
+
+
+def test_a_frame_without_a_measurement_says_nothing_of_it(two_requests):
+    view, _ = fold(*two_requests, {})
+    assert "mass" not in PictureEncoder(view).full("live").header
+
+
+def test_a_large_pool_tells_the_most_attended_blocks_and_its_bins(tiny_engine):
+    def view_of(num_blocks, count):
+        engine = tiny_engine(num_blocks=num_blocks)
+        structs = []
+        snapshot, _ = engine.tap.follow(structs.append)
+        engine.add("a")
+        view = EngineView(snapshot)
+        view.apply(structs[0])
+        blocks = tuple(range(1, count + 1))
+        new = SchedulerOutput(
+            step=1, time=0.0, kv_events=tuple(BlockAllocated(i, "r1") for i in blocks)
+        )
+        view.apply(new)
+        view._fold.roster.change("r1").block_ids = list(blocks)
+        shares = tuple(float(i) for i in blocks)
+        view.apply(
+            ModelRunnerOutput(step=1, time=0.0, req_ids=("r1",), attention_mass={"r1": shares})
+        )
+        return view
+
+    mass = PictureEncoder(view_of(9000, 8000)).full("live").header["mass"]
+    assert len(mass["of"]) == 2 * 4096
+    assert mass["of"][-2:] == [8000, 255]
+
+    view = view_of(200_000, 1000)
+    frame = PictureEncoder(view, in_bins=True).full("live")
+    size = frame.header["bin"]
+    places = frame.header["mass"]["of"][::2]
+    assert places == sorted({i // size for i in range(1, 1001)})
