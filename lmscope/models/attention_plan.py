@@ -1,18 +1,21 @@
 """AttentionPlan: which keys the rows of a step attend to, worked out once for all layers.
 
-Requests with one row each are attended to together, padded to a common length; a request with
-several rows alone. A window only leaves keys out: the cache keeps them, and a plan for a window
-never reads them.
+Requests with one row each are attended to together: by compiled loops over the block table
+where there are such, otherwise padded to a common length. A request with several rows is attended
+to alone. A window only leaves keys out: the cache keeps them, and a plan for a window never reads
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, paged_decode_cpu
 from lmscope_kernels.paged_attention import attend_many_rows, attend_one_row_each
 from numpy.typing import NDArray
 from torch import Tensor
@@ -85,10 +88,29 @@ class _ManyRows:
 
 
 @dataclass(frozen=True)
+class _Decoding:
+    """The requests that have one query row, as the compiled loops and the groups need them.
+
+    rows                    [R]   their rows in the batch
+    first_keys, seq_lens    [R]   positions first_key up to seq_len - 1 are attended to
+    block_table             [R, max_blocks]
+    is_all                  the batch has no other rows
+    """
+
+    rows: NDArray[np.int64]
+    first_keys: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    block_table: NDArray[np.int32]
+    block_size: int
+    is_all: bool
+    device: torch.device
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """Who attends to what in one step, for all layers with the same window."""
 
-    one_row_each: tuple[_OneRowEach, ...]
+    decoding: _Decoding
     many_rows: tuple[_ManyRows, ...]
 
     @classmethod
@@ -124,31 +146,16 @@ class AttentionPlan:
             first_keys = np.maximum(seq_lens - query_lens + 1 - window, 0)
         num_keys = seq_lens - first_keys
 
-        def run_of(request: int) -> slice | None:
-            return _run_of_slots(
-                block_table[request], int(first_keys[request]), int(num_keys[request]), block_size
-            )
-
-        one_row_each = []
-        decoding = np.flatnonzero(query_lens == 1)
-        for requests in _groups_of_like_length(decoding, num_keys, run_of):
-            bias = None
-            run = run_of(int(requests[0])) if len(requests) == 1 else None
-            if run is not None:
-                keys = _Keys(run)
-            else:
-                slots, bias = _padded_slots(
-                    block_table[requests], first_keys[requests], num_keys[requests], block_size
-                )
-                keys = _Keys(to_device(slots))
-            is_all = len(requests) == query_start_loc[-1]
-            one_row_each.append(
-                _OneRowEach(
-                    rows=None if is_all else to_device(query_start_loc[requests].astype(np.int64)),
-                    keys=keys,
-                    bias=None if bias is None else to_device(bias),
-                )
-            )
+        is_decoding = query_lens == 1
+        decoding = _Decoding(
+            rows=query_start_loc[:-1][is_decoding].astype(np.int64),
+            first_keys=first_keys[is_decoding].astype(np.int32),
+            seq_lens=seq_lens[is_decoding].astype(np.int32),
+            block_table=np.ascontiguousarray(block_table[is_decoding], dtype=np.int32),
+            block_size=block_size,
+            is_all=int(np.count_nonzero(is_decoding)) == query_start_loc[-1],
+            device=device,
+        )
         many_rows = []
         for request in np.flatnonzero(query_lens > 1).tolist():
             start, end = query_start_loc[request : request + 2].tolist()
@@ -156,7 +163,12 @@ class AttentionPlan:
             segment_keys = segment_bias = None
             is_whole = num_rows == seq_len
             if not is_whole:
-                where: Tensor | slice | None = run_of(request)
+                where: Tensor | slice | None = _run_of_slots(
+                    block_table[request],
+                    int(first_keys[request]),
+                    int(num_keys[request]),
+                    block_size,
+                )
                 if where is None:
                     only = [request]
                     slots, _ = _padded_slots(
@@ -172,7 +184,47 @@ class AttentionPlan:
             ):
                 segment_bias = to_device(_bias(num_rows, int(num_keys[request]), window))
             many_rows.append(_ManyRows(start, end, segment_keys, segment_bias))
-        return cls(tuple(one_row_each), tuple(many_rows))
+        return cls(decoding, tuple(many_rows))
+
+    @cached_property
+    def one_row_each(self) -> tuple[_OneRowEach, ...]:
+        """The requests with one row in groups for torch, which are made when it is asked."""
+        decoding = self.decoding
+        num_keys = decoding.seq_lens - decoding.first_keys
+
+        def run_of(request: int) -> slice | None:
+            return _run_of_slots(
+                decoding.block_table[request],
+                int(decoding.first_keys[request]),
+                int(num_keys[request]),
+                decoding.block_size,
+            )
+
+        groups = []
+        requests = np.arange(len(num_keys))
+        for members in _groups_of_like_length(requests, num_keys, run_of):
+            bias = None
+            run = run_of(int(members[0])) if len(members) == 1 else None
+            if run is not None:
+                keys = _Keys(run)
+            else:
+                slots, bias = _padded_slots(
+                    decoding.block_table[members],
+                    decoding.first_keys[members],
+                    num_keys[members],
+                    decoding.block_size,
+                )
+                keys = _Keys(torch.from_numpy(slots).to(decoding.device))
+            is_all = decoding.is_all and len(members) == len(requests)
+            rows = None if is_all else torch.from_numpy(decoding.rows[members])
+            groups.append(
+                _OneRowEach(
+                    rows=None if rows is None else rows.to(decoding.device),
+                    keys=keys,
+                    bias=None if bias is None else torch.from_numpy(bias).to(decoding.device),
+                )
+            )
+        return tuple(groups)
 
     def attend(
         self,
@@ -199,10 +251,30 @@ class AttentionPlan:
                 rows, keys.view(shape), values.view(shape), group.bias, scale, softcap
             )
 
-        if len(self.one_row_each) == 1 and self.one_row_each[0].rows is None:
-            return attend_group(self.one_row_each[0], query)
-        output = torch.empty_like(query)
-        for group in self.one_row_each:
+        decoding = self.decoding
+        is_compiled = (
+            len(decoding.rows) > 0
+            and query.dtype == key_cache.dtype
+            and decode_kernel_choice(key_cache.dtype, key_cache.device).name == "numba"
+        )
+        groups = () if is_compiled else self.one_row_each
+        if len(groups) == 1 and groups[0].rows is None:
+            return attend_group(groups[0], query)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if is_compiled:
+            paged_decode_cpu(
+                query,
+                key_cache,
+                value_cache,
+                decoding.block_table,
+                decoding.first_keys,
+                decoding.seq_lens,
+                decoding.rows,
+                scale,
+                softcap,
+                output=output,
+            )
+        for group in groups:
             assert group.rows is not None
             result = attend_group(group, query.index_select(0, group.rows))
             output.index_copy_(0, group.rows, result)

@@ -1,0 +1,182 @@
+"""The loops of decode_attention_cpu, compiled by numba; importing this needs the extra `cpu`.
+
+One piece of work is one request and one KV head. It reads keys and values once for the G query
+heads that share them, block after block of the table, in tiles of a fixed number of keys with
+a running maximum and sum. What a piece computes depends on nothing outside of it, so a row has
+the same bits alone and in any batch, with one thread and with many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+__all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_serial", "exp"]
+
+# Sums may be split and reordered, which vector instructions need; NaN and infinity stay what
+# they are, unlike with fastmath=True.
+EXACT_ENOUGH = {"reassoc", "contract", "nsz", "arcp"}
+
+_TILE = 64
+_LOG2_E = np.float32(1.4426950408889634)
+# ln 2 in two parts, the first of which times a small integer is exact.
+_LN_2_HIGH = np.float32(0.693359375)
+_LN_2_LOW = np.float32(-2.12194440e-4)
+_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+_NO_SCORE = np.float32(-np.inf)
+_SMALLEST, _LARGEST = np.float32(-87.0), np.float32(88.0)
+_EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+
+
+@njit(fastmath=EXACT_ENOUGH, inline="always")
+def exp(x: Any) -> Any:
+    """e**x in float32 to 2e-7 of itself, between e**-87 and e**88, in vector instructions."""
+    x = min(max(x, _SMALLEST), _LARGEST)
+    n = np.floor(x * _LOG2_E + _HALF)
+    r = x - n * _LN_2_HIGH
+    r = r - n * _LN_2_LOW
+    # Coefficients of the usual minimax polynomial for e**r - 1 - r, r between -ln2/2 and ln2/2.
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + _ONE
+    return p * np.int32((np.int32(n) + _EXPONENT_BIAS) << _MANTISSA_BITS).view(np.float32)
+
+
+@njit(fastmath=EXACT_ENOUGH, nogil=True)
+def _attend(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_ids: Any,
+    first_key: Any,
+    seq_len: Any,
+    kv_head: Any,
+    scale: Any,
+    softcap: Any,
+    output: Any,
+) -> None:
+    """The G query heads of one KV head of one request.
+
+    query, output    [H, D]
+    softcap          0: none
+    """
+    S, K, D = key_cache.shape[1], key_cache.shape[2], key_cache.shape[3]
+    G = query.shape[0] // K
+    first_head = kv_head * G
+    scores = np.empty((G, _TILE), np.float32)
+    result = np.zeros((G, D), np.float32)
+    largest = np.full(G, _NO_SCORE)
+    total = np.zeros(G, np.float32)
+    for start in range(first_key, seq_len, _TILE):
+        num_keys = min(_TILE, seq_len - start)
+        done, block, place = 0, start // S, start % S
+        while done < num_keys:
+            num_here = min(S - place, num_keys - done)
+            keys = key_cache[block_ids[block]]
+            for i in range(num_here):
+                key = keys[place + i, kv_head]
+                for g in range(G):
+                    product = _ZERO
+                    for d in range(D):
+                        product += query[first_head + g, d] * key[d]
+                    scores[g, done + i] = product * scale
+            done, block, place = done + num_here, block + 1, 0
+        for g in range(G):
+            if softcap != _ZERO:
+                for i in range(num_keys):
+                    scores[g, i] = softcap * np.tanh(scores[g, i] / softcap)
+            new_largest = largest[g]
+            for i in range(num_keys):
+                new_largest = max(new_largest, scores[g, i])
+            earlier = exp(largest[g] - new_largest)
+            largest[g] = new_largest
+            added = _ZERO
+            for i in range(num_keys):
+                weight = exp(scores[g, i] - new_largest)
+                scores[g, i] = weight
+                added += weight
+            total[g] = total[g] * earlier + added
+            for d in range(D):
+                result[g, d] *= earlier
+        done, block, place = 0, start // S, start % S
+        while done < num_keys:
+            num_here = min(S - place, num_keys - done)
+            values = value_cache[block_ids[block]]
+            for g in range(G):
+                for i in range(num_here):
+                    weight = scores[g, done + i]
+                    for d in range(D):
+                        result[g, d] += weight * values[place + i, kv_head, d]
+            done, block, place = done + num_here, block + 1, 0
+    for g in range(G):
+        share = _ONE / total[g]
+        for d in range(D):
+            output[first_head + g, d] = result[g, d] * share
+
+
+@njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+def attend_serial(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_table: Any,
+    first_keys: Any,
+    seq_lens: Any,
+    rows: Any,
+    scale: Any,
+    softcap: Any,
+    output: Any,
+) -> None:
+    """All pieces of work on the calling thread; arrays as in decode_attention_cpu."""
+    K = key_cache.shape[2]
+    for piece in range(len(rows) * K):
+        request = piece // K
+        _attend(
+            query[rows[request]],
+            key_cache,
+            value_cache,
+            block_table[request],
+            first_keys[request],
+            seq_lens[request],
+            piece % K,
+            scale,
+            softcap,
+            output[rows[request]],
+        )
+
+
+@njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+def attend_parallel(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_table: Any,
+    first_keys: Any,
+    seq_lens: Any,
+    rows: Any,
+    scale: Any,
+    softcap: Any,
+    output: Any,
+) -> None:
+    """The same on numba's threads, as many as numba.set_num_threads said."""
+    K = key_cache.shape[2]
+    for piece in prange(len(rows) * K):
+        request = piece // K
+        _attend(
+            query[rows[request]],
+            key_cache,
+            value_cache,
+            block_table[request],
+            first_keys[request],
+            seq_lens[request],
+            piece % K,
+            scale,
+            softcap,
+            output[rows[request]],
+        )
