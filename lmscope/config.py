@@ -18,7 +18,15 @@ import platformdirs
 
 from lmscope.checks import nearest
 
-__all__ = ["EngineConfig", "EngineOptions", "ModelFacts", "cache_folder", "resolve"]
+__all__ = [
+    "EngineConfig",
+    "EngineOptions",
+    "ModelFacts",
+    "cache_folder",
+    "default_threads",
+    "num_cores",
+    "resolve",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +35,7 @@ DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 DEFAULT_KV_CACHE_BYTES = 512 << 20
 # The scripted model keeps no keys and values, so only the number of blocks matters.
 DEFAULT_SCRIPTED_BLOCKS = 1024
+MAX_DEFAULT_THREADS = 16
 
 # Options of vLLM that change nothing here, with the values that are accepted.
 _WITHOUT_MEANING: dict[str, tuple[object, ...]] = {
@@ -70,6 +79,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     execute: str = "model"
     script: Callable[[str, int], int | None] | None = None
     threads: int | None = None
+    exact: bool = False
+    quantization: str | None = None
     trust_remote_code: bool = False
 
     @classmethod
@@ -115,6 +126,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             "enable_prefix_caching",
             "enable_chunked_prefill",
             "async_scheduling",
+            "exact",
             "trust_remote_code",
         ):
             if not isinstance(getattr(self, name), bool):
@@ -124,6 +136,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(
                     f"{name}={value!r} is not available in this version; use {name}={instead!r}"
                 )
+        if self.quantization is not None and not isinstance(self.quantization, str):
+            raise TypeError(f"quantization is {self.quantization!r}; it takes a name or None")
+        if self.exact and self.quantization is not None:
+            raise ValueError(
+                f"exact is True and quantization is {self.quantization!r}, which is not exact; "
+                "give one of them"
+            )
         if self.scheduler_cls is not None:
             raise ValueError(
                 "scheduler_cls is not available in this version; leave it out and choose with "
@@ -210,6 +229,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_formula: str = ""
     # new tokens that make an output for a reader of a stream
     stream_interval: int = 1
+    # weights multiplied as F.linear does, in the dtype above
+    exact: bool = False
+    quantization: str | None = None
 
     @property
     def num_usable_blocks(self) -> int:
@@ -303,11 +325,41 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         stream_interval=options.stream_interval,
         engine=options.engine,
         execute=options.execute,
-        # A second thread gains little at small batches, and the notebook needs a core.
-        threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
+        threads=options.threads or default_threads(),
+        exact=options.exact,
+        quantization=options.quantization,
         kv_block_bytes=facts.kv_block_bytes,
         kv_formula=facts.kv_formula,
     )
+
+
+def default_threads() -> int:
+    """Torch threads of an engine unless it is told: a core less than there are.
+
+    The notebook needs a core, and threads that wait for one another on a busy core take many
+    times as long as one. Two threads of one core share what computes, so they count once; more
+    than MAX_DEFAULT_THREADS gain nothing on small models. OMP_NUM_THREADS is a limit.
+    """
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    most = int(limit) if limit.isdecimal() and int(limit) else MAX_DEFAULT_THREADS
+    return max(1, min(num_cores() - 1, most, MAX_DEFAULT_THREADS))
+
+
+def num_cores() -> int:
+    """Cores that this process may run on; the hardware threads of one core count once."""
+    count = os.cpu_count() or 1
+    try:
+        allowed = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return count
+    siblings = set()
+    for number in allowed:
+        file = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+        try:
+            siblings.add(file.read_text())
+        except OSError:
+            siblings.add(str(number))
+    return min(count, len(siblings))
 
 
 def cache_folder() -> Path:

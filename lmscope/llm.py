@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot, RequestOutput
-from lmscope.config import EngineConfig, EngineOptions, ModelFacts, resolve
+from lmscope.config import EngineConfig, EngineOptions, ModelFacts, num_cores, resolve
 from lmscope.engine.core import EngineCore, ModelExecutor
 from lmscope.engine.loop import EngineLoop
 from lmscope.errors import EngineClosedError, EngineDeadError
@@ -30,6 +30,7 @@ from lmscope.frontend.parallel_sampling import Child, LiveRequests, child_reques
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.gate import Gate
+from lmscope.models.plan import ExecutionPlan, PlanLine, scripted_plan
 from lmscope.progress import generate_bar
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.questions import Why, why_now
@@ -61,6 +62,8 @@ class _Weights:
     module: torch.nn.Module | None
     facts: Callable[[int], ModelFacts]  # block size -> what the settings depend on
     make_executor: Callable[[EngineConfig], ModelExecutor]
+    # what runs the model; packs the weights the first time that it is asked with these options
+    plan: Callable[[EngineOptions], Callable[[PlanLine], ExecutionPlan]]
 
 
 class LLM:
@@ -78,6 +81,9 @@ class LLM:
     execute            "model", or "scripted": `script(request_id, position)` says what is
                        sampled, without torch and weights
     threads            torch threads of the engine; without it all cores but one
+    exact              weights stay in the dtype; without it, float32 weights that lose nothing
+                       which matters are packed in half precision where a CPU is faster so, and
+                       `print(llm.plan)` says what runs
 
     Options are checked before anything is loaded: TypeError for unknown names and wrong
     types, ValueError for values that cannot work. `submit`, `abort` and `tap.on` may be
@@ -110,6 +116,8 @@ class LLM:
         execute: str = "model",
         script: Callable[[str, int], int | None] | None = None,
         threads: int | None = None,
+        exact: bool = False,
+        quantization: str | None = None,
         trust_remote_code: bool = False,
         **vllm_options: Any,
     ) -> None:
@@ -135,6 +143,8 @@ class LLM:
                 "execute": execute,
                 "script": script,
                 "threads": threads,
+                "exact": exact,
+                "quantization": quantization,
                 "trust_remote_code": trust_remote_code,
                 **({} if num_kv_blocks is None else {"num_kv_blocks": num_kv_blocks}),
                 **vllm_options,
@@ -146,6 +156,8 @@ class LLM:
     def _start(self, options: EngineOptions, weights: _Weights) -> None:
         self._options = options
         self._weights = weights
+        # Before the free memory is looked at: packed weights take some of it.
+        self._plan = weights.plan(options)
         self.config = resolve(options, weights.facts(options.block_size), _free_memory_bytes())
         self.model = weights.path
         self.tap = Tap(_info(self.config), self._snapshot, self._run_on_engine)
@@ -316,6 +328,16 @@ class LLM:
         return self._weights.module
 
     @property
+    def plan(self) -> ExecutionPlan:
+        """What a step runs now, and why; print it."""
+        config = self.config
+        if self._options.threads is not None:
+            why = "as asked"
+        else:
+            why = f"{num_cores()} cores, of which the notebook keeps one"
+        return self._plan(PlanLine(str(config.threads), why))
+
+    @property
     def tokenizer(self) -> TokenizerAdapter | None:
         return self._weights.tokenizer
 
@@ -332,8 +354,13 @@ class LLM:
         _live_engines.discard(self)
         # A notebook's history of outputs may hold this object for ever, but not the weights.
         self._weights = replace(
-            self._weights, module=None, facts=_weights_are_gone, make_executor=_weights_are_gone
+            self._weights,
+            module=None,
+            facts=_weights_are_gone,
+            make_executor=_weights_are_gone,
+            plan=_weights_are_gone,
         )
+        self._plan = _weights_are_gone
 
     def __enter__(self) -> LLM:
         return self
@@ -605,6 +632,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         module=loaded.module,
         facts=facts,
         make_executor=lambda config: UniProcExecutor(config, loaded),
+        plan=lambda given: loaded.body(exact=given.exact, quantization=given.quantization).plan,
     )
 
 
@@ -630,6 +658,7 @@ def _load_script(options: EngineOptions, tokenizer: Any) -> _Weights:
         make_executor=lambda config: ScriptedExecutor(
             script, eos_token_id if eos_token_id is not None else 0
         ),
+        plan=lambda _: scripted_plan,
     )
 
 

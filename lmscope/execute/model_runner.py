@@ -8,7 +8,7 @@ module runs once.
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from lmscope.execute.random_draws import derived_seed
 from lmscope.execute.sampler import Sampler
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.body import ModelBody
 from lmscope.models.loader import LoadedModel
 
 __all__ = ["ModelRunner"]
@@ -54,6 +55,7 @@ class ModelRunner:
 
     num_blocks       block 0 included
     max_model_len    most tokens of a request; the model's own limit unless given
+    body             what runs the model; the exact one unless given
     seed             of requests without a seed of their own
     """
 
@@ -66,8 +68,10 @@ class ModelRunner:
         max_num_batched_tokens: int,
         seed: int = 0,
         max_model_len: int | None = None,
+        body: ModelBody | None = None,
     ) -> None:
         self.loaded = loaded
+        self._body = loaded.body(exact=True) if body is None else body
         self.block_size = block_size
         self.kv_cache = KVCache.allocate(
             loaded.num_layers,
@@ -294,14 +298,5 @@ class ModelRunner:
             windows=self.loaded.windows,
             is_softcapped=self.loaded.is_softcapped,
         )
-        output: Any = self.loaded.module(
-            input_ids=torch.from_numpy(inputs.token_ids).to(device)[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            # Only these rows go through the head, which is the largest matrix of a small model.
-            logits_to_keep=torch.from_numpy(indices.astype(np.int64)).to(device),
-            lmscope_batch=batch,
-            lmscope_cache=self.kv_cache,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        token_ids = torch.from_numpy(inputs.token_ids).to(device)
+        return self._body(token_ids, batch, self.kv_cache, indices)

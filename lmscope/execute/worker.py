@@ -27,14 +27,16 @@ class Worker:
         """Allocate keys and values of `num_blocks` blocks, block 0 included."""
         config = self._config
         self._runner = None  # the old cache goes before the new one comes
+        loaded = self._require_loaded()
         self._runner = ModelRunner(
-            self._require_loaded(),
+            loaded,
             num_blocks,
             block_size,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.seed,
             config.max_model_len,
+            loaded.body(exact=config.exact, quantization=config.quantization),
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:

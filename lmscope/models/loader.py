@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lmscope.checks import nearest
 from lmscope.models.attention import ATTENTION_NAME
+from lmscope.models.body import ModelBody
+from lmscope.models.linear import choose_linear_method
 from lmscope.models.model_folder import in_which_files
 from lmscope.models.model_source import find_model
-from lmscope.models.support import check_supported, longest_unstretched_length, rope_settings
+from lmscope.models.support import (
+    ModelShape,
+    check_supported,
+    longest_unstretched_length,
+    rope_settings,
+)
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -66,6 +74,25 @@ class LoadedModel:
     eos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     parameter_bytes: int
+    _bodies: _Bodies = field(default_factory=lambda: _Bodies(), repr=False, compare=False)
+
+    def body(self, *, exact: bool, quantization: str | None = None) -> ModelBody:
+        """What runs the module; made once for each pair of options, and then shared.
+
+        exact           weights in the dtype of the module, as F.linear multiplies by them
+        quantization    how weights are stored where that changes results; None: not at all
+
+        ValueError when the quantization cannot be had.
+        """
+        with self._bodies.lock:
+            key = exact, quantization
+            if key not in self._bodies.made:
+                chosen = choose_linear_method(
+                    exact=exact, quantization=quantization, dtype=self.dtype, device=self.device
+                )
+                shape = ModelShape(**{name: getattr(self, name) for name in ModelShape._fields})
+                self._bodies.made[key] = ModelBody(self.module, chosen, shape)
+            return self._bodies.made[key]
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Bytes of one block: keys and values, in all layers."""
@@ -78,6 +105,14 @@ class LoadedModel:
             f"2 (K and V) x {self.num_layers} layers x {block_size} tokens x "
             f"{self.num_kv_heads} KV heads x {self.head_size} x {self.dtype.itemsize} bytes"
         )
+
+
+class _Bodies:
+    """The bodies of one loaded model, by their options."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: dict[tuple[bool, str | None], ModelBody] = {}
 
 
 def load_model(

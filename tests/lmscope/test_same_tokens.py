@@ -75,7 +75,9 @@ def test_thirty_prompts_run_together_as_transformers_runs_them_alone(reference, 
     prompts = make_prompts(tokenizer)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     with (
-        LLM(str(demo_model), num_kv_blocks=70, max_num_batched_tokens=192, threads=1) as llm,
+        LLM(
+            str(demo_model), num_kv_blocks=70, max_num_batched_tokens=192, threads=1, exact=True
+        ) as llm,
         record(llm) as recording,
     ):
         outputs = llm.generate(
@@ -109,7 +111,7 @@ def test_a_few_prompts_against_generate_itself(reference, demo_model):
     model, tokenizer = reference
     prompts = make_prompts(tokenizer)[1:8:2]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-    with LLM(str(demo_model), threads=1) as llm:
+    with LLM(str(demo_model), threads=1, exact=True) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         with torch.inference_mode():
@@ -169,7 +171,9 @@ def test_log_probabilities_are_those_of_transformers(reference, demo_model):
         for number in range(len(prompts))
     ]
     with (
-        LLM(str(demo_model), num_kv_blocks=24, max_num_batched_tokens=64, threads=1) as llm,
+        LLM(
+            str(demo_model), num_kv_blocks=24, max_num_batched_tokens=64, threads=1, exact=True
+        ) as llm,
         record(llm) as recording,
     ):
         outputs = llm.generate(prompts, asked, use_tqdm=False)

@@ -113,7 +113,7 @@ def folder_of(tmp_path_factory):
 
 def load(folder, **options) -> LLM:
     # One thread, as in all tests; with more, sums may come out in another order.
-    return LLM(folder, block_size=BLOCK_SIZE, threads=1, **options)
+    return LLM(folder, block_size=BLOCK_SIZE, threads=1, exact=True, **options)
 
 
 class Computed(NamedTuple):

@@ -64,7 +64,7 @@ def edit_weights(folder: Path, edit) -> None:
 
 
 def load(model, **options) -> LLM:
-    return LLM(model, threads=1, **{"num_kv_blocks": 16, **options})
+    return LLM(model, threads=1, **{"num_kv_blocks": 16, "exact": True, **options})
 
 
 def logprobs(llm: LLM, prompt: list[int]) -> torch.Tensor:

@@ -1,0 +1,349 @@
+"""ModelBody: runs a loaded model for one step, the leanest way that is right now.
+
+There are two ways: the lean forward, and the module of transformers with the same packed
+weights. The module runs when the lean forward does not know it, and in every step in which
+somebody listens inside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.modules import module as torch_module
+
+from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
+from lmscope.models.linear import ChosenMethod, Linear, PlainLinears, WeightAndBias
+from lmscope.models.plan import ExecutionPlan, PlanLine
+from lmscope.models.support import ModelShape
+from lmscope.models.swap import linear_layers, make_swappable, swapped_linears, weight_and_bias
+
+__all__ = ["ModelBody"]
+
+logger = logging.getLogger(__name__)
+
+# Largest difference between the two ways, as a part of the largest logit.
+_TOLERANCE = 1e-3
+_MAX_PACKING_THREADS = 4
+
+
+class ModelBody:
+    """A module and what runs it. Engines that share weights share it; it keeps no step."""
+
+    def __init__(self, module: torch.nn.Module, chosen: ChosenMethod, shape: ModelShape) -> None:
+        """Packs the weights and proves the lean forward against the module, once."""
+        self.module = module
+        self._chosen = chosen
+        self._is_warned = False
+        layers = linear_layers(module)
+        layout, self._not_lean = _layout_of(module)
+        packed = _Packed(chosen, layers, [] if layout is None else layout.groups())
+        self._packed = packed
+        self._lean: LeanForward | None = None
+        if layout is not None:
+            device = next(module.parameters()).device
+            lean = LeanForward(layout, packed.groups, device)
+            self._not_lean = _difference(lean, self._run_module, shape, device)
+            self._lean = lean if self._not_lean is None else None
+        self._watch = _Watch(module)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        token_ids: Tensor,
+        batch: BatchView,
+        kv_cache: KVCache,
+        indices: NDArray[np.integer[Any]],
+    ) -> Tensor:
+        """Logits of the tokens at `indices` of the flat batch, [len(indices), V].
+
+        token_ids    [T]
+        """
+        device = token_ids.device
+        is_all = len(indices) == len(token_ids) and bool(
+            (indices == np.arange(len(token_ids))).all()
+        )
+        rows = None if is_all else torch.from_numpy(indices.astype(np.int64)).to(device)
+        if self._lean is not None and self._why_module() is None:
+            return self._lean(token_ids, batch, kv_cache, rows)
+        if rows is None:
+            rows = torch.arange(len(token_ids), device=device)
+        return self._run_module(token_ids, batch, kv_cache, rows)
+
+    def plan(self, threads: PlanLine) -> ExecutionPlan:
+        """What a step would run now."""
+        reason = self._not_lean if self._lean is None else self._why_module()
+        if reason is None:
+            assert self._lean is not None
+            body = PlanLine(
+                "lean forward",
+                f"the module is a {self._lean.layout.family} without hooks, and both ways gave "
+                "the same logits",
+            )
+        else:
+            body = PlanLine("module of transformers", reason)
+        packed = self._packed
+        parameters = list(self.module.parameters())
+        weight_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        kept = f"{weight_bytes / 1e6:.0f} MB of weights in llm.module"
+        return ExecutionPlan(
+            body=body,
+            linears=packed.line(self._are_weights_changed()),
+            head=packed.head_line(self.module, self._are_weights_changed()),
+            attention=PlanLine("over the paged cache, in torch"),
+            threads=threads,
+            dtype=PlanLine(str(parameters[0].dtype).removeprefix("torch.")),
+            memory=PlanLine(
+                f"{packed.num_bytes / 1e6:.0f} MB packed and {kept}"
+                if packed.num_bytes
+                else f"{kept}, and no copy"
+            ),
+        )
+
+    def _why_module(self) -> str | None:
+        """Why a step must go through the module now; None: it need not."""
+        if self._watch.is_listened_to():
+            return "somebody has hooks in llm.module"
+        if self._are_weights_changed():
+            return "llm.module was changed after it was loaded"
+        return None
+
+    def _are_weights_changed(self) -> bool:
+        is_changed = self._watch.is_changed()
+        if is_changed and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "llm.module was changed after it was loaded, so steps run through it, by "
+                "F.linear, which is slower; load the changed model for packed weights"
+            )
+        return is_changed
+
+    def _run_module(
+        self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor
+    ) -> Tensor:
+        linears = {} if self._is_stale() else self._packed.layers
+        with swapped_linears(linears):
+            output: Any = self.module(
+                input_ids=token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                # Only these rows go through the head, the largest matrix of a small model.
+                logits_to_keep=rows,
+                lmscope_batch=batch,
+                lmscope_cache=kv_cache,
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _is_stale(self) -> bool:
+        return hasattr(self, "_watch") and self._are_weights_changed()
+
+
+class _Packed:
+    """The linear layers of a module, as a method stores them.
+
+    groups    what runs a group of layers, by the ids of its modules
+    layers    what runs one layer, by its id; a member of a group runs all of it
+    """
+
+    def __init__(
+        self,
+        chosen: ChosenMethod,
+        layers: dict[str, torch.nn.Module],
+        groups: Sequence[tuple[torch.nn.Module, ...]],
+    ) -> None:
+        self._chosen = chosen
+        self._plain = PlainLinears()
+        grouped = {id(layer) for group in groups for layer in group}
+        # The largest first, so that no thread is left with it at the end.
+        todo = [*groups, *((each,) for each in layers.values() if id(each) not in grouped)]
+        todo.sort(key=lambda group: -sum(weight_and_bias(each).weight.numel() for each in group))
+        with ThreadPoolExecutor(_num_packing_threads()) as pool:
+            done = list(pool.map(self._pack, todo))
+        self.groups: dict[tuple[int, ...], Linear] = {}
+        self.layers: dict[int, Linear] = {}
+        self.refused: dict[int, str] = {}
+        self.num_bytes = 0
+        for group, (linear, refusal) in zip(todo, done, strict=True):
+            self.groups[tuple(id(layer) for layer in group)] = linear
+            if refusal is not None:
+                self.refused.update((id(layer), refusal) for layer in group)
+                continue
+            if chosen.method.name == self._plain.name:
+                continue
+            start = 0
+            for layer in group:
+                weight = weight_and_bias(layer).weight
+                self.num_bytes += chosen.method.packed_bytes(weight)
+                end = start + len(weight)
+                self.layers[id(layer)] = linear if len(group) == 1 else _part(linear, start, end)
+                start = end
+                make_swappable(layer)
+        self._names = {id(layer): name for name, layer in layers.items()}
+
+    def _pack(self, group: tuple[torch.nn.Module, ...]) -> tuple[Linear, str | None]:
+        parts: list[WeightAndBias] = [weight_and_bias(layer) for layer in group]
+        with torch.inference_mode():
+            for part in parts:
+                refusal = self._chosen.method.refusal(part.weight)
+                if refusal is not None:
+                    return self._plain.pack(parts), refusal
+            return self._chosen.method.pack(parts), None
+
+    def line(self, is_changed: bool) -> PlanLine:
+        """Of all linear layers together."""
+        method, why = self._chosen
+        if is_changed:
+            return PlanLine(self._plain.name, "llm.module was changed after it was loaded")
+        if not self.refused:
+            return PlanLine(method.name, why)
+        layer_id, refusal = next(iter(self.refused.items()))
+        num_packed, num_all = len(self._names) - len(self.refused), len(self._names)
+        return PlanLine(
+            f"{method.name} in {num_packed} of {num_all} layers, {self._plain.name} in the others",
+            f"{why}; {self._names[layer_id]}: {refusal}",
+        )
+
+    def head_line(self, module: Any, is_changed: bool) -> PlanLine:
+        """Of the matrix that gives the logits."""
+        head = module.get_output_embeddings()
+        is_packed = id(head) in self.layers and not is_changed
+        name = self._chosen.method.name if is_packed else self._plain.name
+        is_tied = head is not None and head.weight is module.get_input_embeddings().weight
+        return PlanLine(
+            name + (", tied to the embedding" if is_tied else ""),
+            self.refused.get(id(head), ""),
+        )
+
+
+class _Watch:
+    """Tells whether a module was touched: listened to, or changed. Some 40 us for 30 layers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        modules = list(module.modules())
+        self._hooks: list[Any] = [
+            hooks
+            for each in modules
+            for hooks in (
+                each._forward_hooks,
+                each._forward_pre_hooks,
+            )
+        ]
+        self._hooks += [
+            torch_module._global_forward_hooks,
+            torch_module._global_forward_pre_hooks,
+        ]
+        self._attributes = [vars(each) for each in modules]
+        self._num_overridden = self._overridden()
+        self._places: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._known: list[Any] = []
+        for each in modules:
+            for place in (each._modules, each._parameters):
+                for name, value in place.items():
+                    self._places.append(place)
+                    self._names.append(name)
+                    self._known.append(value)
+        self._parameters = [
+            p for each in modules for p in each._parameters.values() if p is not None
+        ]
+        self._versions = self._current_versions()
+
+    def is_listened_to(self) -> bool:
+        return any(self._hooks) or self._overridden() != self._num_overridden
+
+    def is_changed(self) -> bool:
+        """A weight was written to or replaced, or a part of the module was."""
+        current = map(dict.get, self._places, self._names)
+        return (
+            not all(map(operator.is_, current, self._known))
+            or self._current_versions() != self._versions
+        )
+
+    def _overridden(self) -> int:
+        """Modules whose forward is another than that of their class."""
+        return sum(map(operator.contains, self._attributes, repeat("forward")))
+
+    def _current_versions(self) -> list[int]:
+        return list(map(operator.attrgetter("_version"), self._parameters))
+
+
+def _layout_of(module: torch.nn.Module) -> tuple[LeanLayout | None, str | None]:
+    try:
+        return lean_layout(module), None
+    except NotLean as reason:
+        return None, str(reason)
+
+
+def _part(linear: Linear, start: int, end: int) -> Linear:
+    return lambda rows: linear(rows)[..., start:end]
+
+
+def _num_packing_threads() -> int:
+    return min(os.cpu_count() or 1, _MAX_PACKING_THREADS)
+
+
+def _difference(
+    lean: LeanForward, run_module: Any, shape: ModelShape, device: torch.device
+) -> str | None:
+    """Why the lean forward gives other logits than the module; None: it gives the same.
+
+    Two requests, one in the middle of its prompt and one behind keys of its own, so that
+    positions and the cache count.
+    """
+    block_size, num_blocks = 4, 5
+    query_lens, seq_lens = np.array([3, 2], dtype=np.int32), np.array([3, 7], dtype=np.int32)
+    positions = np.array([0, 1, 2, 5, 6], dtype=np.int64)
+    table = np.array([[1, 0], [2, 3]], dtype=np.int32)
+    slots = np.array([4, 5, 6, 13, 14], dtype=np.int64)
+    batch = BatchView.build(
+        positions=positions,
+        slot_mapping=slots,
+        query_start_loc=np.array([0, *np.cumsum(query_lens)], dtype=np.int32),
+        seq_lens=seq_lens,
+        block_table=table,
+        block_size=block_size,
+        device=device,
+        windows=shape.windows,
+        is_softcapped=shape.is_softcapped,
+    )
+    token_ids = torch.arange(5, device=device) * 7 % shape.vocab_size
+    rows = torch.tensor([4, 2, 0], device=device)
+
+    def run(forward: Any) -> tuple[Tensor, KVCache]:
+        cache = KVCache.allocate(
+            shape.num_layers,
+            num_blocks,
+            block_size,
+            shape.num_kv_heads,
+            shape.head_size,
+            lean.layout.embedding.dtype,
+            device,
+        )
+        for each in (*cache.key, *cache.value):
+            each.fill_(0.5)
+        return forward(token_ids, batch, cache, rows), cache
+
+    with torch.inference_mode():
+        got, got_cache = run(lean)
+        wanted, wanted_cache = run(run_module)
+    pairs: Iterable[tuple[Tensor, Tensor]] = (
+        (got, wanted),
+        *zip(got_cache.key, wanted_cache.key, strict=True),
+        *zip(got_cache.value, wanted_cache.value, strict=True),
+    )
+    worst = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
+    # Not `>`: NaN is a difference.
+    if not worst <= _TOLERANCE:
+        return f"it differed from the module by {worst:.2g} of the largest number"
+    return None
