@@ -1,8 +1,11 @@
 """One engine of `peers.py` in a process of its own: JSON lines in, JSON lines out.
 
-The first line out says that the engine is loaded, and what `model` names for other engines. Then
-each {"prompts": [[token id]], "num_output_tokens": [n]} is answered with the generated ids and
-what they cost, or with {"error": words}.
+    PYTHON peer_worker.py ENGINE MODEL --threads 1
+
+It runs under the interpreter of any engine. The first line out says that the engine is loaded and
+what it is, or is {"error": words}. Then each {"prompts": [[token id]], "num_output_tokens": [n]}
+is answered with the generated ids and what they cost; {"lead": [[token id], a, b]} with how far
+apart the logits of two tokens are behind some others; both with {"error": words} where it fails.
 """
 
 from __future__ import annotations
@@ -13,20 +16,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
-from typing import NamedTuple
 
-__all__ = ["ENGINES", "Engine", "serve"]
-
-# Prompts, and for each the number of tokens to generate -> the generated token ids.
-Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
-
-
-class Engine(NamedTuple):
-    """A loaded engine: the model's folder, and how to generate with it."""
-
-    model: str
-    generate: Generate
+__all__ = ["serve"]
 
 
 def serve(name: str, model: str, threads: int) -> None:
@@ -39,85 +30,43 @@ def serve(name: str, model: str, threads: int) -> None:
         print(json.dumps(fields), file=answers, flush=True)
 
     began = time.perf_counter()
-    engine = ENGINES[name](model, threads)
-    answer(ready=name, model=engine.model, load_s=time.perf_counter() - began)
+    from peer_engines import ENGINES
+
+    try:
+        engine = ENGINES[name](model, threads)
+    except Exception as error:  # whatever an import or a load raises, the driver must hear of it
+        answer(error=f"{type(error).__name__}: {error}")
+        return
+    answer(
+        ready=name,
+        load_s=time.perf_counter() - began,
+        peak_rss_bytes=_peak_rss_bytes(),
+        **engine.about,
+    )
     for line in sys.stdin:
         request = json.loads(line)
-        began, cpu_began = time.perf_counter(), time.process_time()
         try:
+            if "lead" in request:
+                assert engine.lead is not None
+                answer(lead=engine.lead(*request["lead"]))
+                continue
+            engine.forget()
+            began, cpu_began = time.perf_counter(), time.process_time()
             token_ids = engine.generate(request["prompts"], request["num_output_tokens"])
-        except Exception as error:  # whatever went wrong in a peer, the driver must hear of it
+            wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        except Exception as error:  # it is the driver that decides what an error means
             answer(error=repr(error))
             continue
-        answer(
-            wall_s=time.perf_counter() - began,
-            cpu_s=time.process_time() - cpu_began,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            token_ids=token_ids,
-        )
+        answer(wall_s=wall_s, cpu_s=cpu_s, peak_rss_bytes=_peak_rss_bytes(), token_ids=token_ids)
 
 
-def load_lmscope(model: str, threads: int) -> Engine:
-    """As a user gets it, in float32 as the reference."""
-    from lmscope import LLM, SamplingParams
-
-    llm = LLM(model, dtype="float32", threads=threads)
-
-    def generate(prompts: list[list[int]], num_output_tokens: list[int]) -> list[list[int]]:
-        # Prompts come again in each round: with their blocks kept there would be no prefill.
-        if not llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be reset")
-        outputs = llm.generate(
-            [{"prompt_token_ids": token_ids} for token_ids in prompts],
-            [
-                SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-                for count in num_output_tokens
-            ],
-            use_tqdm=False,
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-    return Engine(str(llm.model), generate)
-
-
-def load_transformers(model: str, threads: int) -> Engine:
-    """One padded batch, which runs until the longest output is done."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(threads)
-    module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    # Otherwise it ends at EOS, and warns in each call that it pads with it.
-    module.generation_config.eos_token_id = None
-    padding = module.config.pad_token_id or 0
-
-    def generate(prompts: list[list[int]], num_output_tokens: list[int]) -> list[list[int]]:
-        longest = max(map(len, prompts))
-        padded = [[padding] * (longest - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        with torch.inference_mode():
-            output = module.generate(
-                input_ids=torch.tensor(padded),
-                attention_mask=torch.tensor(mask),
-                max_new_tokens=max(num_output_tokens),
-                do_sample=False,
-                pad_token_id=padding,
-            )
-        rows = output[:, longest:].tolist()
-        return [row[:count] for row, count in zip(rows, num_output_tokens, strict=True)]
-
-    return Engine(model, generate)
-
-
-ENGINES: dict[str, Callable[[str, int], Engine]] = {
-    "lmscope": load_lmscope,
-    "transformers": load_transformers,
-}
+def _peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="One engine of peers.py.")
-    parser.add_argument("engine", choices=sorted(ENGINES))
+    parser.add_argument("engine")
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

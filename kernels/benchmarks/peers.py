@@ -1,120 +1,154 @@
-"""How fast lmscope generates beside transformers' batched `generate`.
+"""How fast lmscope generates beside other engines: transformers, vLLM and llama.cpp.
 
     .venv/bin/python kernels/benchmarks/peers.py --rounds 5 --threads 1 --out peers.json
+    .venv/bin/python kernels/benchmarks/peers.py --show peers.json more.json
 
 Each engine lives in a worker process of its own for the whole run and gets its work as JSON
 lines, so nothing is loaded twice and only one engine works at a time. In every round each engine
 runs the same token ids, in an order that rotates; ratios are taken within a round, where the
-machine is the same for both, and then min, median and max over the rounds. No verdict is given
-when the reference waited for the machine. The exit status is 0 when every goal is met, 1 when one
-is missed and 2 when there is no verdict.
+machine is the same for both, and then min, median and max over the rounds. What the machine can do
+at best is measured in the same run. No verdict is given when the reference waited for the machine.
+The exit status is 0 when every goal is met, 1 when one is missed and 2 when there is no verdict.
+
+vLLM and llama.cpp run under the interpreters that --vllm-python and --llama-python name, or
+VLLM_PYTHON and LLAMA_PYTHON; what is not there is skipped, and the reason is printed. A long run
+can be cut into several with --workloads, and --show puts their files into one table.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import platform
-import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from peer_figures import (
+    REFERENCE,
+    Result,
+    Run,
+    engine_table,
+    equal_share,
+    floor_table,
+    workload_table,
+)
+from peer_goals import EXACT, NEAR_TIE, goal_table, verdict
+from worker_process import Peer, PeerError, rotated
 from workloads import Workload, make_encoder, make_workload, workload_shape
 
-__all__ = [
-    "Peer",
-    "PeerError",
-    "Run",
-    "Spread",
-    "busy_share",
-    "decode_rate",
-    "equal_share",
-    "main",
-    "rotated",
-    "speedups",
-    "spread",
-    "verdict",
-]
+__all__ = ["ENGINES", "EXACT", "NEAR_TIE", "WORKLOADS", "Run", "main", "measure"]
 
-# The engine that the others are measured against.
-REFERENCE = "transformers"
-# Least ratio of transformers' total time to lmscope's, by workload.
-GOALS = {"4x20": 0.95, "16x20": 0.95}
-# Share of its wall time that the reference may spend waiting for a core.
-MAX_BUSY_SHARE = 0.25
+# lmscope comes first: it knows the demo model, and names a folder that the others can load.
+OURS = ("lmscope", "lmscope-exact", "lmscope-int8")
+ENGINES = (*OURS, REFERENCE, "transformers-cb", "vllm", "vllm-caching", "llama.cpp")
+WORKLOADS = "1x20,4x20,16x20,32x20,1x512,mixed16,shared16"
+# Only where prompts have a common beginning does it matter whether vLLM finds it again.
+ONLY_SHARED = ("vllm-caching",)
+# Tokens of each request in the run that does not count: enough to have done everything once.
+_NUM_WARM_UP_TOKENS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.show:
+        return show([json.loads(Path(name).read_text()) for name in options.show])
     load_before = os.getloadavg()
-    peers: dict[str, Peer] = {}
+    peers, skipped = _start_all(options)
     try:
-        # lmscope comes first: it knows the demo model, and names a folder that both can load.
-        peers["lmscope"] = _start("lmscope", options.model, options.threads)
         folder = str(peers["lmscope"].ready["model"])
-        peers[REFERENCE] = _start(REFERENCE, folder, options.threads)
-        results = {}
+        floors = _floors(folder, options.threads)
+        results = []
         for name in options.workloads.split(","):
             workload = make_workload(name, make_encoder(folder))
-            results[name] = measure(peers, workload, options.rounds)
-            print(table(results[name], workload, options.threads), flush=True)
+            own = {
+                engine: peer
+                for engine, peer in peers.items()
+                if engine not in ONLY_SHARED or name.startswith("shared")
+            }
+            results.append(measure(own, workload, options.rounds))
+            print(f"{name} is done", file=sys.stderr, flush=True)
     finally:
         for peer in peers.values():
             peer.close()
-    lines, status = verdict(results, options.threads)
-    print("\n".join(lines))
-    if options.out:
-        report = {
-            "threads": options.threads,
-            "cores": os.cpu_count(),
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("torch", "transformers", "lmscope")},
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "engines": {name: peer.ready for name, peer in peers.items()},
-            "workloads": {name: _as_data(by_engine) for name, by_engine in results.items()},
-            "verdict": lines,
-        }
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
-    return status
-
-
-def _as_data(runs: dict[str, list[Run]]) -> dict[str, list[dict[str, object]]]:
-    """Every measurement; of the generated tokens only how many are the reference's."""
-    return {
-        name: [
-            {
-                "first_s": run.first_s,
-                "total_s": run.total_s,
-                "total_cpu_s": run.total_cpu_s,
-                "peak_rss_bytes": run.peak_rss_bytes,
-                "equal": equal_share(run.token_ids, theirs.token_ids),
-            }
-            for run, theirs in zip(own, runs[REFERENCE], strict=True)
-        ]
-        for name, own in runs.items()
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "cores": os.cpu_count(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "engines": {name: peer.ready for name, peer in peers.items()},
+        "skipped": skipped,
+        "floors": floors,
+        "workloads": [result.as_data() for result in results],
     }
+    if options.out:
+        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    return show([report])
+
+
+def show(reports: Sequence[dict[str, Any]]) -> int:
+    """Print the tables of some runs with as many threads as one; returns the exit status."""
+    first = reports[0]
+    for key in ("threads", "machine"):
+        if len({report[key] for report in reports}) > 1:
+            raise SystemExit(f"the files have different {key}; show them one by one")
+    results = [Result.from_data(data) for report in reports for data in report["workloads"]]
+    loads = ", ".join(
+        f"{report['load_average'][when][0]:.1f}"
+        for report in reports
+        for when in ("before", "after")
+    )
+    print(
+        f"\n{first['date']}, {first['cores']} cores, {first['threads']} threads each, "
+        f"{first['rounds']} rounds, load average {loads}\n"
+    )
+    engines = {name: about for report in reports for name, about in report["engines"].items()}
+    skipped = {name: why for report in reports for name, why in report["skipped"].items()}
+    lines, status = verdict(results, first["threads"])
+    for part in (
+        engine_table(engines, skipped),
+        workload_table(results),
+        floor_table(results, first["floors"]),
+        goal_table(results, first["threads"]),
+        lines,
+    ):
+        print("\n".join([*part, ""]), flush=True)
+    return status
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of every engine")
+    parser.add_argument("--threads", type=int, default=1, help="threads of every engine")
     parser.add_argument(
         "--workloads",
-        default="1x20,4x20,16x20,mixed",
-        help="REQUESTSxPROMPT_TOKENS, or mixed, separated by commas (default: %(default)s)",
+        default=WORKLOADS,
+        help="REQUESTSxPROMPT_TOKENS, mixed16, shared16, separated by commas "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engines", default=",".join(ENGINES), help="separated by commas (default: %(default)s)"
     )
     parser.add_argument("--out", help="write every measurement to this JSON file")
+    parser.add_argument("--show", nargs="+", metavar="FILE", help="print tables of such files")
     parser.add_argument("--model", default="demo", help="what LLM() takes (default: %(default)s)")
+    parser.add_argument("--gguf", help="what llama.cpp loads (default: the demo model's file)")
+    for name, default in (
+        ("transformers", os.environ.get("TRANSFORMERS_PYTHON", sys.executable)),
+        ("vllm", os.environ.get("VLLM_PYTHON")),
+        ("llama", os.environ.get("LLAMA_PYTHON")),
+    ):
+        parser.add_argument(
+            f"--{name}-python",
+            default=default,
+            help=f"an interpreter that imports it (default: what {name.upper()}_PYTHON names)",
+        )
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.threads < 1:
         parser.error("--rounds and --threads must be at least 1")
@@ -123,224 +157,141 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             workload_shape(name)
         except ValueError as error:
             parser.error(str(error))
+    options.engines = options.engines.split(",")
+    for name in options.engines:
+        if name not in ENGINES:
+            parser.error(f"engine is {name!r}; it must be one of {', '.join(ENGINES)}")
+    for name in ("lmscope", REFERENCE):
+        if name not in options.engines:
+            parser.error(f"--engines must name {name}, which the others are compared with")
     return options
 
 
-# --- the driver ----------------------------------------------------------------------------
+# --- workers -------------------------------------------------------------------------------
 
 
-class PeerError(RuntimeError):
-    """A worker answered with an error, or died."""
+def _start_all(options: argparse.Namespace) -> tuple[dict[str, Peer], dict[str, str]]:
+    """The workers that load, in the order of ENGINES, and why the others do not."""
+    peers: dict[str, Peer] = {}
+    skipped: dict[str, str] = {}
+    try:
+        for name in (engine for engine in ENGINES if engine in options.engines):
+            python, flag = _interpreter(name, options)
+            model = options.model
+            if name not in OURS:
+                about = peers["lmscope"].ready
+                model = (options.gguf or about["gguf"]) if name == "llama.cpp" else about["model"]
+            if not python:
+                skipped[name] = f"no interpreter is named; give {flag}"
+            elif not model:
+                skipped[name] = f"there is no GGUF file of {options.model}; give --gguf"
+            else:
+                try:
+                    peers[name] = _start(name, python, model, options.threads)
+                except (OSError, PeerError) as error:
+                    if name in ("lmscope", REFERENCE):
+                        raise
+                    skipped[name] = str(error).removeprefix(f"{name}: ").strip()
+            if name in skipped:
+                print(f"{name} is skipped: {skipped[name]}", flush=True)
+    except BaseException:
+        for peer in peers.values():
+            peer.close()
+        raise
+    return peers, skipped
 
 
-class Peer:
-    """One engine in a process of its own, which answers one JSON line with one JSON line."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str]) -> None:
-        self.name = name
-        # What libraries print goes here, and is shown when the worker dies.
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  close() ends it
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-        self.ready = self._read()
-
-    def ask(self, **request: object) -> dict[str, Any]:
-        """What the worker answers; raises PeerError with its words when it failed."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it is dead, and reading says what its last words were
-        return self._read()
-
-    def close(self) -> None:
-        """End the worker: it stops by itself at the end of its input."""
-        try:
-            self._process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        self._log.close()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            raise PeerError(f"{self.name} died:\n{self._log.read()[-2000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise PeerError(f"{self.name}: {answer['error']}")
-        return answer
+def _interpreter(name: str, options: argparse.Namespace) -> tuple[str | None, str]:
+    if name in OURS:
+        return sys.executable, ""
+    kind = {"t": "transformers", "v": "vllm", "l": "llama"}[name[0]]
+    return getattr(options, f"{kind}_python"), f"--{kind}-python"
 
 
-def _start(name: str, model: str, threads: int) -> Peer:
+def _start(name: str, python: str, model: str, threads: int) -> Peer:
     worker = str(Path(__file__).with_name("peer_worker.py"))
-    command = [sys.executable, worker, name, model, "--threads", str(threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    peer = Peer(name, command, environment)
-    print(f"{name}: ready in {peer.ready['load_s']:.1f} s", file=sys.stderr)
+    command = [python, worker, name, model, "--threads", str(threads)]
+    peer = Peer(name, command, _environment(threads))
+    print(f"{name}: ready in {peer.ready['load_s']:.1f} s", file=sys.stderr, flush=True)
     return peer
 
 
-@dataclass(frozen=True)
-class Run:
-    """One engine, one round: seconds of wall and CPU time, and what came out.
-
-    first_s    all requests with one output token each: the whole batch is prefilled
-    total_s    all requests with all output tokens
-    """
-
-    first_s: float
-    total_s: float
-    total_cpu_s: float
-    peak_rss_bytes: int
-    token_ids: list[list[int]]
+def _floors(folder: str, threads: int) -> dict[str, Any]:
+    script = str(Path(__file__).with_name("floors.py"))
+    command = [sys.executable, script, folder, "--threads", str(threads)]
+    peer = Peer("floors", command, _environment(threads))
+    peer.close()
+    return peer.ready
 
 
-def measure(peers: dict[str, Peer], workload: Workload, rounds: int) -> dict[str, list[Run]]:
-    """`rounds` runs of each engine, after one that does not count."""
+def _environment(threads: int) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+
+
+# --- measuring -----------------------------------------------------------------------------
+
+
+def measure(peers: dict[str, Peer], workload: Workload, rounds: int) -> Result:
+    """`rounds` runs of each engine, after a short one that does not count."""
+    result = Result(
+        workload.name,
+        len(workload.prompts),
+        sum(map(len, workload.prompts)),
+        sum(workload.num_output_tokens),
+        {name: [] for name in peers},
+    )
+    few = [min(count, _NUM_WARM_UP_TOKENS) for count in workload.num_output_tokens]
     for peer in peers.values():
-        _run(peer, workload)
-    runs: dict[str, list[Run]] = {name: [] for name in peers}
+        _generate(peer, workload._replace(num_output_tokens=few))
     for number in range(rounds):
-        for name in rotated(list(peers), number):
-            runs[name].append(_run(peers[name], workload))
-    return runs
+        measured = {name: _run(peers[name], workload) for name in rotated(list(peers), number)}
+        for name, (run, token_ids) in measured.items():
+            expected = measured[REFERENCE][1]
+            leads = ()
+            if name == EXACT and number == 0:
+                leads = _leads(peers[REFERENCE], workload, token_ids, expected)
+            fields = {**run, "equal": equal_share(token_ids, expected), "leads": leads}
+            result.runs[name].append(Run(**fields))
+    return result
 
 
-def _run(peer: Peer, workload: Workload) -> Run:
+def _run(peer: Peer, workload: Workload) -> tuple[dict[str, Any], list[list[int]]]:
+    """The costs of one run, and its tokens."""
     ones = [1] * len(workload.prompts)
-    first = peer.ask(prompts=workload.prompts, num_output_tokens=ones)
-    whole = peer.ask(prompts=workload.prompts, num_output_tokens=workload.num_output_tokens)
-    lengths = [len(token_ids) for token_ids in whole["token_ids"]]
-    if lengths != workload.num_output_tokens:
+    first = _generate(peer, workload._replace(num_output_tokens=ones))
+    whole = _generate(peer, workload)
+    costs = {
+        "first_s": first["wall_s"],
+        "total_s": whole["wall_s"],
+        "total_cpu_s": whole["cpu_s"],
+        "peak_rss_bytes": whole["peak_rss_bytes"],
+    }
+    return costs, whole["token_ids"]
+
+
+def _generate(peer: Peer, workload: Workload) -> dict[str, Any]:
+    asked = workload.num_output_tokens
+    answer = peer.ask(prompts=workload.prompts, num_output_tokens=asked)
+    lengths = [len(token_ids) for token_ids in answer["token_ids"]]
+    if lengths != asked:
         raise PeerError(
-            f"{peer.name} generated {lengths} tokens for {workload.name}; "
-            f"asked were {workload.num_output_tokens}"
+            f"{peer.name} generated {lengths} tokens for {workload.name}; asked were {asked}"
         )
-    return Run(
-        first_s=first["wall_s"],
-        total_s=whole["wall_s"],
-        total_cpu_s=whole["cpu_s"],
-        peak_rss_bytes=whole["peak_rss_bytes"],
-        token_ids=whole["token_ids"],
-    )
+    return answer
 
 
-# --- arithmetic ----------------------------------------------------------------------------
-
-
-class Spread(NamedTuple):
-    """The least, the middle and the greatest of some measurements."""
-
-    min: float
-    median: float
-    max: float
-
-    def text(self, digits: int) -> str:
-        return "/".join(f"{value:.{digits}f}" for value in self)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(min(values), statistics.median(values), max(values))
-
-
-def rotated(names: Sequence[str], number: int) -> list[str]:
-    """`names` from a place that moves on with each round, so that each is first in turn."""
-    start = number % len(names)
-    return [*names[start:], *names[:start]]
-
-
-def speedups(reference: Sequence[Run], own: Sequence[Run]) -> list[float]:
-    """How many times as fast as the reference, round by round."""
-    return [theirs.total_s / ours.total_s for theirs, ours in zip(reference, own, strict=True)]
-
-
-def decode_rate(run: Run) -> float:
-    """Tokens per second after the first of each request.
-
-    The time for all tokens less the time for the first ones; infinite when noise swallowed it.
-    """
-    num_tokens = sum(map(len, run.token_ids)) - len(run.token_ids)
-    seconds = run.total_s - run.first_s
-    return num_tokens / seconds if seconds > 0 else float("inf")
-
-
-def equal_share(token_ids: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
-    """Share of `expected` that is the same up to the first difference of each request."""
-    equal = sum(
-        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
-        for ours, theirs in zip(token_ids, expected, strict=True)
-    )
-    return equal / sum(map(len, expected))
-
-
-def busy_share(runs: Sequence[Run], threads: int) -> float:
-    """Share of the wall time in which the engine wanted a core and had none; 0 when alone.
-
-    The threads of an engine spin while one of them works, so CPU time divided by their number is
-    the time that it would have taken on a quiet machine.
-    """
-    return statistics.median(
-        max(0.0, run.total_s - run.total_cpu_s / threads) / run.total_s for run in runs
-    )
-
-
-def table(runs: dict[str, list[Run]], workload: Workload, threads: int) -> str:
-    """One line per engine; three numbers are min/median/max over the rounds."""
-    reference = runs[REFERENCE]
-    num_prompt_tokens = sum(map(len, workload.prompts))
-    lines = [
-        f"\n{workload.name}: {len(workload.prompts)} requests, {num_prompt_tokens} prompt tokens, "
-        f"{sum(workload.num_output_tokens)} output tokens, {threads} threads, "
-        f"{len(reference)} rounds",
-        f"{'engine':14}{'first token s':>18}{'decode tokens/s':>24}{'total s':>18}"
-        f"{'CPU s':>8}{'times faster':>18}{'equal':>8}{'MiB':>7}",
-    ]
-    for name, own in runs.items():
-        lines.append(
-            f"{name:14}{spread([run.first_s for run in own]).text(2):>18}"
-            f"{spread([decode_rate(run) for run in own]).text(1):>24}"
-            f"{spread([run.total_s for run in own]).text(2):>18}"
-            f"{statistics.median(run.total_cpu_s for run in own):8.2f}"
-            f"{spread(speedups(reference, own)).text(2):>18}"
-            f"{equal_share(own[0].token_ids, reference[0].token_ids):8.3f}"
-            f"{max(run.peak_rss_bytes for run in own) >> 20:7}"
-        )
-    return "\n".join(lines)
-
-
-def verdict(results: dict[str, dict[str, list[Run]]], threads: int) -> tuple[list[str], int]:
-    """A line for each workload that has a goal, and the exit status."""
-    lines = [""]
-    status = 0
-    for name in sorted(GOALS.keys() & results.keys()):
-        reference, own = results[name][REFERENCE], results[name]["lmscope"]
-        busy = busy_share(reference, threads)
-        if busy > MAX_BUSY_SHARE:
-            lines.append(
-                f"{name}: no verdict, {REFERENCE} waited for a core {busy:.0%} of its time "
-                f"(at most {MAX_BUSY_SHARE:.0%}); run again on a quiet machine"
-            )
-            status = 2
-            continue
-        ratio = statistics.median(speedups(reference, own))
-        met = ratio >= GOALS[name]
-        lines.append(
-            f"{name}: {'met' if met else 'MISSED'}, lmscope is {ratio:.2f} times as fast as "
-            f"{REFERENCE}, the goal is {GOALS[name]:.2f}"
-        )
-        status = status or (0 if met else 1)
-    return lines, status
+def _leads(
+    reference: Peer, workload: Workload, token_ids: list[list[int]], expected: list[list[int]]
+) -> tuple[float, ...]:
+    """For each request whose tokens part, how sure the reference is of its own there."""
+    leads = []
+    for prompt, ours, theirs in zip(workload.prompts, token_ids, expected, strict=True):
+        for place, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+            if our != their:
+                answer = reference.ask(lead=[[*prompt, *theirs[:place]], their, our])
+                leads.append(float(answer["lead"]))
+                break
+    return tuple(leads)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from peers import Peer, PeerError, rotated
 from scheduler_load import LOADS
 from start import quartiles
+from worker_process import Peer, PeerError, rotated
 
 __all__ = ["Comparison", "Cost", "in_turn", "main", "ratios", "table", "verdict"]
 

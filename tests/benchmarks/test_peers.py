@@ -1,107 +1,50 @@
-"""The arithmetic of the comparison with other engines, and how it talks to its workers."""
+"""How the comparison with other engines talks to its workers, and a whole run of a small model."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
 import peers
 import pytest
+import worker_process
 import workloads
 
+# Its second token, and those that follow, depend on its name.
 ECHO = """
 import json, sys
+own = int(sys.argv[1])
 print(json.dumps({"ready": "echo"}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
+    if "lead" in request:
+        print(json.dumps({"lead": len(request["lead"][0])}), flush=True)
+        continue
     if request["prompts"] == "die":
         sys.exit("out of memory")
     if request["prompts"] == "fail":
         print(json.dumps({"error": "ValueError('no')"}), flush=True)
         continue
-    token_ids = [[7] * count for count in request["num_output_tokens"]]
+    token_ids = [[7, *[own] * (count - 1)] for count in request["num_output_tokens"]]
     print(json.dumps(
         {"wall_s": 1.0, "cpu_s": 0.5, "peak_rss_bytes": 1 << 20, "token_ids": token_ids}
     ), flush=True)
 """
 
 
-def run(first_s=1.0, total_s=3.0, total_cpu_s=3.0, token_ids=((1, 2, 3), (4, 5, 6))):
-    return peers.Run(first_s, total_s, total_cpu_s, 1 << 20, [list(ids) for ids in token_ids])
-
-
 @pytest.fixture
 def echo():
-    peer = peers.Peer("echo", [sys.executable, "-c", ECHO], dict(os.environ))
-    yield peer
-    peer.close()
+    started = []
 
+    def start(own: int = 8) -> worker_process.Peer:
+        command = [sys.executable, "-c", ECHO, str(own)]
+        started.append(worker_process.Peer("echo", command, dict(os.environ)))
+        return started[-1]
 
-# --- arithmetic ---
-
-
-def test_a_spread_is_min_median_and_max():
-    assert peers.spread([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
-    assert peers.spread([1.0, 2.0]).text(1) == "1.0/1.5/2.0"
-
-
-def test_each_engine_is_first_in_turn():
-    orders = [peers.rotated(["a", "b", "c"], number) for number in range(4)]
-    assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
-
-
-def test_speedups_are_taken_within_a_round():
-    # A round on a slow machine is slow for both, and says the same.
-    reference = [run(total_s=2.0), run(total_s=40.0)]
-    own = [run(total_s=1.0), run(total_s=20.0)]
-    assert peers.speedups(reference, own) == [2.0, 2.0]
-
-
-def test_decode_rate_counts_neither_the_first_tokens_nor_their_time():
-    assert peers.decode_rate(run(first_s=1.0, total_s=3.0)) == 2.0  # 4 tokens in 2 s
-    assert peers.decode_rate(run(first_s=3.0, total_s=3.0)) == float("inf")
-
-
-def test_equal_share_counts_up_to_the_first_difference_of_each_request():
-    expected = [[1, 2, 3, 4], [5, 6, 7, 8]]
-    assert peers.equal_share(expected, expected) == 1.0
-    assert peers.equal_share([[1, 2, 9, 4], [9, 6, 7, 8]], expected) == 0.25
-
-
-def test_busy_share_is_the_time_without_a_core():
-    assert peers.busy_share([run(total_s=4.0, total_cpu_s=4.0)], threads=1) == 0.0
-    assert peers.busy_share([run(total_s=4.0, total_cpu_s=4.0)], threads=2) == 0.5
-    assert peers.busy_share([run(total_s=4.0, total_cpu_s=4.1)], threads=1) == 0.0
-
-
-# --- verdict ---
-
-
-def judge(reference, own):
-    return peers.verdict({"4x20": {"transformers": [reference], "lmscope": [own]}}, threads=1)
-
-
-def test_the_goal_is_met_from_95_percent_on():
-    lines, status = judge(run(total_s=0.95, total_cpu_s=0.95), run(total_s=1.0))
-    assert status == 0
-    assert lines[-1].startswith("4x20: met, lmscope is 0.95 times as fast")
-
-
-def test_a_missed_goal_is_said_and_changes_the_exit_status():
-    lines, status = judge(run(total_s=0.94, total_cpu_s=0.94), run(total_s=1.0))
-    assert status == 1
-    assert lines[-1].startswith("4x20: MISSED")
-
-
-def test_there_is_no_verdict_when_the_reference_waited_for_the_machine():
-    lines, status = judge(run(total_s=4.0, total_cpu_s=2.8), run(total_s=1.0))
-    assert status == 2
-    assert "no verdict, transformers waited for a core 30% of its time" in lines[-1]
-
-
-def test_a_workload_without_a_goal_has_no_verdict_line():
-    results = {"1x20": {"transformers": [run()], "lmscope": [run(total_s=9.0)]}}
-    assert peers.verdict(results, threads=1) == ([""], 0)
+    yield start
+    for peer in started:
+        peer.close()
 
 
 # --- workers ---
@@ -109,22 +52,124 @@ def test_a_workload_without_a_goal_has_no_verdict_line():
 
 def test_rounds_are_measured_after_one_that_does_not_count(echo):
     workload = workloads.Workload("2x3", [[1, 2, 3], [4, 5, 6]], [2, 2])
-    runs = peers.measure({"transformers": echo}, workload, rounds=2)
-    assert runs == {"transformers": [run(1.0, 1.0, 0.5, ((7, 7), (7, 7)))] * 2}
-    assert "transformers" in peers.table(runs, workload, threads=1)
+    result = peers.measure({"transformers": echo(8), "lmscope": echo(9)}, workload, rounds=2)
+    assert (result.num_requests, result.num_prompt_tokens, result.num_output_tokens) == (2, 6, 4)
+    assert result.runs["transformers"] == [peers.Run(1.0, 1.0, 0.5, 1 << 20, equal=1.0)] * 2
+    assert result.runs["lmscope"] == [peers.Run(1.0, 1.0, 0.5, 1 << 20, equal=0.5)] * 2
+
+
+def test_where_exact_tokens_part_the_reference_says_how_sure_it_is(echo):
+    workload = workloads.Workload("2x3", [[1, 2, 3], [4, 5]], [2, 1])
+    result = peers.measure({"transformers": echo(8), peers.EXACT: echo(9)}, workload, rounds=1)
+    # Behind the three tokens of the first prompt and the one that both generated; the second
+    # request has no token to part at.
+    assert result.runs[peers.EXACT][0].leads == (4.0,)
+
+
+def test_too_few_tokens_are_an_error(echo):
+    peer = echo()
+    peer.ask = lambda **_: {"token_ids": [[1]]}
+    workload = workloads.Workload("1x1", [[1]], [2])
+    with pytest.raises(worker_process.PeerError, match=r"generated \[1\] .* asked were \[2\]"):
+        peers.measure({"transformers": peer}, workload, rounds=1)
 
 
 def test_an_error_of_a_worker_is_raised_and_the_worker_goes_on(echo):
-    with pytest.raises(peers.PeerError, match=r"echo: ValueError\('no'\)"):
-        echo.ask(prompts="fail")
-    assert echo.ask(prompts=[[1]], num_output_tokens=[1])["token_ids"] == [[7]]
+    peer = echo()
+    with pytest.raises(worker_process.PeerError, match=r"echo: ValueError\('no'\)"):
+        peer.ask(prompts="fail")
+    assert peer.ask(prompts=[[1]], num_output_tokens=[1])["token_ids"] == [[7]]
 
 
 def test_the_last_words_of_a_dead_worker_are_shown(echo):
-    with pytest.raises(peers.PeerError, match=r"(?s)echo died:.*out of memory"):
-        echo.ask(prompts="die")
-    with pytest.raises(peers.PeerError, match="out of memory"):
-        echo.ask(prompts=[])
+    peer = echo()
+    with pytest.raises(worker_process.PeerError, match=r"(?s)echo died:.*out of memory"):
+        peer.ask(prompts="die")
+    with pytest.raises(worker_process.PeerError, match="out of memory"):
+        peer.ask(prompts=[])
+
+
+def test_each_engine_is_first_in_turn():
+    orders = [worker_process.rotated(["a", "b", "c"], number) for number in range(4)]
+    assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rounds", "0"], "must be at least 1"),
+        (["--workloads", "4x20,four"], "must be like 4x20, or mixed16, or shared16"),
+        (["--engines", "lmscope,transformers,vlm"], "engine is 'vlm'; it must be one of"),
+        (["--engines", "lmscope"], "must name transformers"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        peers.main(arguments)
+    assert words in capsys.readouterr().err
+
+
+# --- a whole run ---
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    """Four layers of random weights and no tokenizer; prompts are the bytes of their text."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    folder = tmp_path_factory.mktemp("small")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_small_model_runs_in_all_engines_that_are_here(small_model, tmp_path, capsys):
+    out = tmp_path / "peers.json"
+    arguments = ["--model", str(small_model), "--workloads", "4x20", "--rounds", "1"]
+
+    # Time decides nothing here, so whatever the verdict is, there is one.
+    engines = "lmscope,lmscope-exact,transformers,transformers-cb,vllm,llama.cpp"
+    none = ["--vllm-python", "/nowhere/python", "--llama-python", ""]
+    status = peers.main([*arguments, "--out", str(out), "--engines", engines, *none])
+
+    assert status in (0, 1, 2)
+    report = json.loads(out.read_text())
+    (result,) = report["workloads"]
+    engines_there = {"lmscope", "lmscope-exact", "transformers", "transformers-cb"}
+    assert result["runs"].keys() == report["engines"].keys() == engines_there
+    assert result["num_output_tokens"] == 4 * 64
+    # The whole and the exact engine generate what the reference does, up to near ties.
+    exact = result["runs"]["lmscope-exact"][0]
+    assert all(abs(lead) < peers.NEAR_TIE for lead in exact["leads"])
+    assert exact["equal"] == 1.0 or exact["leads"]
+    assert result["runs"]["transformers-cb"][0]["equal"] > 0
+    assert report["skipped"].keys() == {"vllm", "llama.cpp"}
+    assert "No such file" in report["skipped"]["vllm"]
+    assert report["floors"]["num_weights"] > 0
+
+    # What was written can be shown again, alone or beside another run.
+    printed = capsys.readouterr().out
+    assert "| 4x20 | lmscope |" in printed
+    assert peers.main(["--show", str(out)]) == status
+    assert (
+        capsys.readouterr().out.splitlines()[1:] == printed[printed.index("\n2") :].splitlines()[1:]
+    )
 
 
 # --- workloads ---
@@ -140,11 +185,18 @@ def test_a_workload_is_named_by_requests_and_prompt_tokens():
     assert workload.num_output_tokens == [64] * 4
 
 
-def test_mixed_is_16_requests_of_all_lengths():
-    workload = workloads.make_workload("mixed", encode)
+def test_mixed16_is_16_requests_of_all_lengths():
+    workload = workloads.make_workload("mixed16", encode)
     assert (min(map(len, workload.prompts)), max(map(len, workload.prompts))) == (16, 512)
     assert (min(workload.num_output_tokens), max(workload.num_output_tokens)) == (8, 64)
     assert len(set(workload.num_output_tokens)) == len(workload.prompts) == 16
+
+
+def test_shared16_is_16_requests_that_begin_alike_and_go_on_alone():
+    workload = workloads.make_workload("shared16", encode)
+    assert [len(prompt) for prompt in workload.prompts] == [420] * 16
+    assert len({tuple(prompt[:400]) for prompt in workload.prompts}) == 1
+    assert len({tuple(prompt[400:]) for prompt in workload.prompts}) == 16
 
 
 def test_prompts_are_the_same_each_time_and_share_no_block():
@@ -153,7 +205,11 @@ def test_prompts_are_the_same_each_time_and_share_no_block():
     assert len({tuple(prompt[:16]) for prompt in first.prompts}) == 16
 
 
+def test_a_folder_without_a_tokenizer_has_the_bytes_of_the_text(tmp_path):
+    assert workloads.make_encoder(str(tmp_path))("Ab") == [65, 98]
+
+
 @pytest.mark.parametrize("name", ["", "x20", "4x", "0x20", "4x0", "-1x20", "four", "4x20x1"])
 def test_an_unknown_workload_is_refused(name: str):
-    with pytest.raises(ValueError, match=r"must be like 4x20, or mixed"):
+    with pytest.raises(ValueError, match=r"must be like 4x20, or mixed16, or shared16"):
         workloads.make_workload(name, encode)
