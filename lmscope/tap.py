@@ -14,11 +14,11 @@ import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lmscope.boundary import BOUNDARIES, Boundary, EngineInfo, EngineSnapshot
 
-__all__ = ["Source", "Subscription", "Tap"]
+__all__ = ["Closeable", "MeasuresAttention", "Source", "Subscription", "Tap"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,19 @@ class Source(Protocol):
 
     @property
     def tap(self) -> Tap: ...
+
+
+class Closeable(Protocol):
+    """What is on until it is closed; closing it twice is fine."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class MeasuresAttention(Protocol):
+    """A source that can say how much attention each block receives: an LLM."""
+
+    def measure_attention(self) -> Closeable: ...
 
 
 class Subscription:

@@ -161,7 +161,8 @@ class Fold:
         if not output.req_ids:
             return  # a step without tokens
         # Never changed in place: copies of the fold share it.
-        self.attention = attention = {}
+        attention: dict[int, float] = {}
+        self.attention = attention
         for request_id, shares in output.attention_mass.items():
             if request_id in self.roster.requests:
                 block_ids = self.roster.requests[request_id].block_ids

@@ -45,7 +45,7 @@ from lmscope.scope.recording_file import (
 from lmscope.scope.timetable import Timetable
 from lmscope.scope.view import EngineView
 from lmscope.scope.write_file import replace_file
-from lmscope.tap import Source, Subscription, Tap
+from lmscope.tap import Closeable, MeasuresAttention, Source, Subscription, Tap
 
 if TYPE_CHECKING:
     from lmscope.scope.block_story import BlockStory
@@ -61,14 +61,19 @@ _SAVED_CHUNK_STRUCTS = 1024
 
 
 def record(
-    source: Source, path: str | Path | None = None, *, memory_bytes: int = _MEMORY_BYTES
+    source: Source,
+    path: str | Path | None = None,
+    *,
+    attention: bool = False,
+    memory_bytes: int = _MEMORY_BYTES,
 ) -> Recording:
     """Keep the stream of an engine, or of anything else with a tap, from now on.
 
     Recording ends with the `with` block, with `close()`, or when nobody holds the recording
     any more. With `path` it is written there as it goes, so that it survives a crash up to
-    the last second. `memory_bytes` bounds what stays in memory; what is older lies in a
-    temporary file.
+    the last second. With `attention` the engine measures how much attention each block
+    receives, for as long as it is recorded. `memory_bytes` bounds what stays in memory; what is
+    older lies in a temporary file.
     """
     log = RecordLog(memory_bytes)
     requests = [0]
@@ -80,10 +85,18 @@ def record(
     tap = getattr(source, "tap", None)
     if not isinstance(tap, Tap):
         raise TypeError(f"{source!r} has no tap; record an LLM, a replay or an attached engine")
+    if attention and not isinstance(source, MeasuresAttention):
+        raise TypeError(
+            f"{source!r} cannot measure attention; record an LLM, or leave attention=True out"
+        )
     # Opened before anything is recorded, so that a bad path is an error here.
     file: BinaryIO | None = None if path is None else open(path, "w+b")  # noqa: SIM115
     subscription: Subscription | None = None
+    measure: Closeable | None = None
     try:
+        if attention:
+            assert isinstance(source, MeasuresAttention)
+            measure = source.measure_attention()
         snapshot, subscription = tap.follow(listen)
         if file is not None:
             write_preamble(file, snapshot)
@@ -91,10 +104,12 @@ def record(
     except BaseException:
         if subscription is not None:
             subscription.close()
+        if measure is not None:
+            measure.close()
         if file is not None:
             file.close()
         raise
-    return Recording(log, snapshot, requests, subscription)
+    return Recording(log, snapshot, requests, subscription, measure=measure)
 
 
 def open_recording(path: str | Path, *, partial: bool = False) -> Recording:
@@ -147,6 +162,7 @@ class Recording:
         num_requests: Sequence[int],
         subscription: Subscription | None = None,
         damage: str | None = None,
+        measure: Closeable | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.damage = damage
@@ -156,7 +172,7 @@ class Recording:
         self._frames = Frames(snapshot, self.boundaries)
         self._views = Timetable(snapshot, log)
         # Not a method of this object, or nobody could ever let go of it.
-        self._finalizer = weakref.finalize(self, _end, subscription, log)
+        self._finalizer = weakref.finalize(self, _end, subscription, log, measure)
 
     # -- its life --------------------------------------------------------------
 
@@ -419,7 +435,9 @@ def _read_head(data: bytes, name: str, offset: int) -> _Head:
     return head
 
 
-def _end(subscription: Subscription | None, log: RecordLog) -> None:
+def _end(subscription: Subscription | None, log: RecordLog, measure: Closeable | None) -> None:
     if subscription is not None:
         subscription.close()
+    if measure is not None:
+        measure.close()
     log.close()

@@ -7,6 +7,7 @@ import pytest
 
 from lmscope.boundary import BlockAllocated, ModelRunnerOutput, SchedulerOutput
 from lmscope.scope.picture import PictureEncoder
+from lmscope.scope.recording import record
 from lmscope.scope.view import EngineView
 
 
@@ -101,3 +102,48 @@ def test_a_large_pool_tells_the_most_attended_blocks_and_its_bins(tiny_engine):
     size = frame.header["bin"]
     places = frame.header["mass"]["of"][::2]
     assert places == sorted({i // size for i in range(1, 1001)})
+
+
+class Measuring:
+    """A source that notes who measures."""
+
+    def __init__(self, engine, error=None):
+        self.tap = engine.tap
+        self.num_open = 0
+        self._error = error
+
+    def measure_attention(self):
+        if self._error is not None:
+            raise self._error
+        self.num_open += 1
+        return self
+
+    def close(self):
+        self.num_open -= 1
+
+
+def test_a_recording_measures_while_it_grows(tiny_engine):
+    engine = tiny_engine()
+    source = Measuring(engine)
+    with record(source, attention=True) as recording:
+        assert source.num_open == 1
+        engine.add("abcd")
+        engine.step()
+        engine.tap(
+            ModelRunnerOutput(step=1, time=0.0, req_ids=("r1",), attention_mass={"r1": (1.0,)})
+        )
+    recording.close()
+
+    assert source.num_open == 0
+    assert recording.at(step=1).attention == {recording.at().requests["r1"].block_ids[0]: 1.0}
+    with record(source):
+        assert source.num_open == 0
+
+
+def test_a_recording_that_cannot_measure_leaves_nothing_behind(tiny_engine, tmp_path):
+    engine = tiny_engine()
+    with pytest.raises(TypeError, match=r"cannot measure attention; record an LLM"):
+        record(engine, attention=True)
+    with pytest.raises(ValueError, match="no attention"):
+        record(Measuring(engine, ValueError("no attention")), tmp_path / "a", attention=True)
+    assert not engine.tap.is_live
