@@ -287,13 +287,21 @@ def _apart(clicks_ms: Sequence[float], stamps_s: Sequence[float]) -> list[float]
 def measure_pixels(lab: Lab, options: argparse.Namespace) -> Result:
     stamps, page = _run_scripted(lab, "pixels", 100_000, 16, options.seconds)
     newest, every = drawn_after(stamps["steps"], stamps["sent"], page["shown"])
+    drawn_at = dict(page["shown"])
     numbers = {
+        "ms, frame handed over to screen, 100,000 blocks": [
+            drawn_at[one[0]] - 1000 * one[6] for one in stamps["sent"] if one[0] in drawn_at
+        ],
         "ms, newest step of a frame to screen, 100,000 blocks": newest,
         "ms, any step to screen, 100,000 blocks": every,
         "ms, drawing, 100,000 blocks": page["drawings"],
     }
-    limit = 150
-    return numbers, [Goal("any step to screen, p95 in ms", percentile(every, 95), limit)]
+    # A step may end just after a frame has left; the next one leaves 100 ms later.
+    goals = [
+        Goal("newest step of a frame to screen, p95 in ms", percentile(newest, 95), 150),
+        Goal("any step to screen, p95 in ms", percentile(every, 95), 150),
+    ]
+    return numbers, goals
 
 
 def drawn_after(

@@ -116,25 +116,33 @@ class Lab:
         self.context = context
         self._open: list[Notebook] = []
 
-    def open(self, name: str, cells: Sequence[str]) -> Notebook:
-        """Write a notebook with these code cells and open it with a kernel."""
+    def open(self, name: str, cells: Sequence[str], *, app: str = "doc/tree") -> Notebook:
+        """Write a notebook with these code cells and open it with a kernel.
+
+        app   "doc/tree" for JupyterLab, "notebooks" for Notebook 7
+        """
         content = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(code) for code in cells],
             metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
         )
         nbformat.write(content, self.folder / name)
-        return self._open_file(name)
+        return self._open_file(name, app)
 
     def open_copy(self, path: Path) -> Notebook:
         """Open a copy of a notebook with a kernel."""
         shutil.copy(path, self.folder / path.name)
         return self._open_file(path.name)
 
-    def _open_file(self, name: str, url: str = "") -> Notebook:
+    def open_again(self, name: str) -> Notebook:
+        """Open a notebook whose tab was closed; its kernel still runs."""
+        self._open = [notebook for notebook in self._open if not notebook.page.is_closed()]
+        return self._open_file(name)
+
+    def _open_file(self, name: str, app: str = "doc/tree") -> Notebook:
         page = self.context.new_page()
         if self.init_script:
             page.add_init_script(self.init_script)
-        notebook = Notebook(page, url or f"{self.url}/doc/tree/{name}?reset")
+        notebook = Notebook(page, f"{self.url}/{app}/{name}?reset")
         self._open.append(notebook)
         return notebook
 
@@ -215,7 +223,8 @@ def start_lab(root: Path) -> Iterator[tuple[str, Path]]:
         "--ServerApp.password=",
         "--ServerApp.disable_check_xsrf=True",
         f"--ServerApp.root_dir={folder}",
-        "--expose-app-in-browser",
+        "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
     ]
     log_path = root / "log"
     with open(log_path, "wb") as log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -138,6 +139,37 @@ def test_a_command_that_the_view_does_not_know_is_refused_in_words(
     }
 
 
+def test_messages_are_taken_on_whatever_thread_they_come(
+    view: Dashboard, pump: Pump, sent: Any
+) -> None:
+    # A front end that names no subshell has them handled on the main thread, others elsewhere.
+    for number in range(6):
+        command = {"k": "command", "id": number, "op": "rate", "arg": 5}
+        if number % 2:
+            from_page(view, command)
+        else:
+            subshell = threading.Thread(target=from_page, args=(view, command))
+            subshell.start()
+            subshell.join()
+    assert frames(sent) == []
+    pump.tick()
+
+    answers = [(answer["id"], answer["ok"]) for answer in frames(sent)]
+    assert answers == [(number, True) for number in range(6)]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e308, 2**53])
+def test_no_number_of_a_page_ends_its_view(
+    view: Dashboard, pump: Pump, sent: Any, number: float
+) -> None:
+    for operation in ("rate", "seek", "speed", "step", "break"):
+        from_page(view, {"k": "command", "id": 1, "op": operation, "arg": number})
+    pump.tick()
+
+    assert [answer["ok"] for answer in frames(sent)] == [False] * 5
+    assert view.is_open
+
+
 @pytest.mark.parametrize("arg", [0, -1, 21, 1e9, True, None, "5"])
 def test_a_rate_that_no_view_can_have_is_refused(
     view: Dashboard, pump: Pump, sent: Any, arg: Any
@@ -183,6 +215,20 @@ def test_the_output_carries_widget_image_table_and_text(view: Dashboard, engine:
     assert "&lt;b&gt;" in bundle["text/html"]
     assert bundle["text/plain"].startswith("lmscope  step")
     assert sum(len(str(value).encode()) for value in bundle.values()) < 50_000
+
+
+def test_the_output_shows_only_the_views_that_were_asked_for(
+    engine: LLM, pump: Pump, sent: Any
+) -> None:
+    view = Dashboard(engine, views="tokens", pump=pump)
+    run(engine, "whose text is this")
+    bundle, _ = view._repr_mimebundle_()
+    view.close()
+
+    assert "whose text is this" in bundle["text/html"]
+    assert "how it ended" not in bundle["text/html"]
+    assert "null" not in bundle["text/plain"]
+    assert bundle["text/plain"].startswith("lmscope  step")
 
 
 def test_the_code_of_the_page_is_read_from_files() -> None:
@@ -281,6 +327,8 @@ def test_views_are_all_of_them_unless_named(engine: LLM, pump: Pump, sent: Any) 
 
     assert everything.views == list(VIEWS)
     assert one.views == ["blocks"]
+    assert one.still_views() == ("blocks",)
+    assert everything.still_views() is None
     everything.close()
     one.close()
 

@@ -40,10 +40,27 @@ def test_decodes_what_the_protocol_names(content: object, message: object) -> No
         {"k": "command", "id": 1, "op": "seek", "arg": "x" * 513},
         {"k": "command", "id": 1, "op": "seek", "arg": {"deep": [1]}},
         {"k": "command", "op": "pause"},
+        {"k": "command", "id": 1, "op": "speed", "arg": 10**400},
+        {"k": "command", "id": 1, "op": "seek", "arg": -(2**60)},
+        {"k": "command", "id": [1], "op": "pause"},
+        {"k": "command", "id": "x" * 65, "op": "pause"},
+        {"k": "command", "id": 1, "op": None},
+        {"k": "ack", "seq": 7, "epoch": -1},
+        {"k": "ack", "seq": 7.5},
     ],
 )
 def test_ignores_everything_else(content: object) -> None:
     assert decode_message(content) is None
+
+
+@pytest.mark.parametrize("where", ["k", "id", "op", "arg", "more"])
+def test_keeps_nothing_of_a_megabyte(where: str) -> None:
+    content = {"k": "command", "id": 1, "op": "pause", "arg": None, where: "x" * 2**20}
+
+    message = decode_message(content)
+
+    assert message in (None, Command(1, "pause"))
+    assert (message is None) == (where != "more")
 
 
 def test_ignores_a_message_that_is_too_deep_to_look_at() -> None:

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # What JavaScript counts exactly.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _Argument = Annotated[str, msgspec.Meta(max_length=512)]
 
@@ -45,7 +46,7 @@ class Command(msgspec.Struct, frozen=True, tag_field="k", tag="command"):
 
     id: _Count | _Word
     op: _Word
-    arg: _Argument | float | int | bool | None = None
+    arg: _Argument | float | _Whole | bool | None = None
 
 
 Message = Ready | Ack | Resync | Command
