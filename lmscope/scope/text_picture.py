@@ -9,13 +9,17 @@ r6       prefill: 9 tokens, 18 came from the cache
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from textwrap import wrap
 
 from lmscope.scope.pool_view import BlockView
+from lmscope.scope.prefix_tree import PrefixTree
 from lmscope.scope.request_view import OwnerSlots
+from lmscope.scope.run_log import LOG_NAMES, step_stat
+from lmscope.scope.struct_tree import standing
 from lmscope.scope.view import EngineView
+from lmscope.scope.visible import visible
 
 __all__ = ["text_picture"]
 
@@ -24,7 +28,11 @@ _NAME_WIDTH = 9
 _MAX_CHARACTERS = 1024
 _MAX_LINES = 8
 _MAX_ID = 40
+_MAX_TEXT = 240
+_MAX_NODES = 24
 _NULL, _SHARED, _EMPTY, _NEUTRAL = "#", "+", ".", "?"
+# How much of the budget a step spent, from nothing to all of it.
+_SHARES = " .:-=+*#%@"
 
 
 def text_picture(
@@ -33,6 +41,7 @@ def text_picture(
     last_step: int | None = None,
     lit: Sequence[str] = (),
     width: int = 100,
+    views: Collection[str] | None = None,
 ) -> str:
     """Header, block map, legend and a line with the reason of some requests.
 
@@ -40,17 +49,39 @@ def text_picture(
     lit         the requests to give the reason of; else those that live, else the last
                 that ended
     width       of a line; characters, at least 40
+    views       only what these views show, under the header: of timeline, blocks, tree,
+                tokens, requests and debugger; None: the blocks and the requests
     """
     width = max(40, width)
-    lines = [_header(view, last_step), *_map(view, width - _NAME_WIDTH)]
+    shown = ("blocks", "requests") if views is None else views
+    lines = [_header(view, last_step)]
+    if "timeline" in shown and views is not None:
+        lines += _steps(view, width - _NAME_WIDTH)
+    if "blocks" in shown:
+        lines += _map(view, width - _NAME_WIDTH)
+    if "tree" in shown:
+        lines += _named("tree", _tree(view, width - _NAME_WIDTH))
+    if "requests" in shown:
+        lines += _reasons(view, lit, width)
+    if "tokens" in shown:
+        for request_id in _chosen(view):
+            text = " ".join(visible(view.requests[request_id].text[-_MAX_TEXT:]).split())
+            lines += _paragraph(_short(request_id), text, width)
+    if "debugger" in shown:
+        lines += _named("stands", wrap(standing(view), width - _NAME_WIDTH))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _reasons(view: EngineView, lit: Sequence[str], width: int) -> list[str]:
     wanted = [i for i in lit if i in view.requests] if lit else _chosen(view)
     sentences = view.sentences(wanted)
+    lines: list[str] = []
     for request_id in wanted:
         lines += _paragraph(_short(request_id), sentences[request_id], width)
     rest = view.num_running + view.num_waiting - len(wanted)
     if not lit and rest > 0:
         lines.append(" " * _NAME_WIDTH + f"{rest} more")
-    return "\n".join(line.rstrip() for line in lines)
+    return lines
 
 
 def _header(view: EngineView, last_step: int | None) -> str:
@@ -68,6 +99,39 @@ def _header(view: EngineView, last_step: int | None) -> str:
         plural = "" if totals.preemptions == 1 else "s"
         parts.append(f"{totals.preemptions} preemption{plural}")
     return "   ".join(parts)
+
+
+def _steps(view: EngineView, width: int) -> list[str]:
+    """The steps that there is room for, each with its share of the token budget."""
+    scheduled = LOG_NAMES.index("scheduled")
+    budget = view.info.max_num_batched_tokens
+    tokens = [*(int(record.counts[scheduled]) for record in view.log.records)]
+    tokens.append(step_stat(view)["scheduled"])
+    most = len(_SHARES) - 1
+    marks = "".join(_SHARES[min(most, -(-count * most // budget))] for count in tokens[-width:])
+    words = f"tokens of a step, of {budget}: {_SHARES[1]} few, {_SHARES[-1]} all"
+    return _named("steps", [marks, words])
+
+
+def _tree(view: EngineView, width: int) -> list[str]:
+    """The prefix tree as an outline: which tokens, how many readers, the text."""
+    tree = PrefixTree(view)
+    nodes, size = tree.nodes(), view.info.block_size
+    below: dict[int, list[int]] = {}
+    for node_id, node in nodes.items():
+        below.setdefault(node.parent, []).append(node_id)
+    lines: list[str] = []
+    # The deepest tree has one branch below another, so a stack and no recursion.
+    left = [(node_id, 0) for node_id in reversed(below.get(-1, ()))]
+    while left and len(lines) < _MAX_NODES:
+        node_id, depth = left.pop()
+        node = nodes[node_id]
+        text = " ".join(visible(node.text).split())
+        names = ", ".join(map(_short, node.readers[:_MAX_LINES])) or "kept, no reader"
+        line = f"{'  ' * min(depth, 8)}{node.count * size} tokens ({names}): {text}"
+        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+        left += [(child, depth + 1) for child in reversed(below.get(node_id, ()))]
+    return [*lines, f"{len(nodes) - len(lines)} more"] if left else lines or ["no prefixes yet"]
 
 
 def _map(view: EngineView, width: int) -> list[str]:

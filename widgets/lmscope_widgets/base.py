@@ -115,7 +115,7 @@ class LiveView(anywidget.AnyWidget):
         feed, self._feed = self._feed, None
         if feed is not None:
             if self._handle is not None and keeps_picture:
-                self._handle.update(_still_bundle(feed), raw=True)
+                self._handle.update(self._still(feed), raw=True)
             feed.detach(self)
         if self.comm is not None:
             # Each widget has a layout, which is a model too and would stay.
@@ -136,7 +136,16 @@ class LiveView(anywidget.AnyWidget):
         self._shown_signature = feed.signature
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        return {**data, **_still_bundle(feed)}, metadata
+        return {**data, **self._still(feed)}, metadata
+
+    def still_views(self) -> tuple[str, ...] | None:
+        """Names of the views that the still picture is narrowed to; None: it shows everything."""
+        return None
+
+    def _still(self, feed: Feed) -> dict[str, str]:
+        views = self.still_views()
+        picture = feed.picture(views)
+        return still(picture.frame, picture.columns, picture.steps, picture.plain, views)
 
     def _emit(self, write: Callable[[], T]) -> T:
         self._is_emitting = True
@@ -176,11 +185,6 @@ def check_rate(rate_hz: float) -> None:
             f"rate_hz is {rate_hz}; it must be above 0 and at most {MOST_RATE_HZ:g}, "
             "since a page draws no more than that"
         )
-
-
-def _still_bundle(feed: Feed) -> dict[str, str]:
-    picture = feed.picture()
-    return still(picture.frame, picture.columns, picture.steps, picture.plain)
 
 
 def _execution_count() -> int | None:

@@ -59,6 +59,10 @@ class Dashboard(LiveView):
             traits["steps"] = [source.recording.steps[0], source.recording.steps[-1]]
         super().__init__(source, rate_hz=rate_hz, pump=pump, traits=traits, **unknown)
 
+    def still_views(self) -> tuple[str, ...] | None:
+        named = tuple(self.views)
+        return None if set(named) >= set(VIEWS) else named or None
+
     def run_command(self, command: Command) -> None:
         if command.op != "rate":
             super().run_command(command)

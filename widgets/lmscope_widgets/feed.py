@@ -15,7 +15,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -231,8 +231,8 @@ class Feed:
         with self.lock:
             self._fold()
 
-    def picture(self) -> Picture:
-        """The engine now, for a still picture."""
+    def picture(self, views: Collection[str] | None = None) -> Picture:
+        """The engine now, for a still picture of these views; None: of all."""
         with self.lock:
             self._fold()
             frame = PictureEncoder(self.view, epoch=self._epoch).full(self.phase)
@@ -243,7 +243,7 @@ class Feed:
                 first = request.first_scheduled_step
                 row["waited"] = None if first is None else first - request.arrival_step - 1
             bars = [*self._log.bars, *([self._bar] if self._bar else ())]
-            plain = text_picture(self.view)
+            plain = text_picture(self.view, views=views)
         message["note"] = message.get("note") or self._note
         columns = {
             name: np.frombuffer(buffer, np.uint8)

@@ -8,7 +8,8 @@ GitHub takes styles and scripts away, and it stays below 50 kB whatever is in it
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lmscope.scope.visible import escape, visible
@@ -44,6 +45,7 @@ def still(
     columns: Mapping[str, Bytes],
     steps: Sequence[StepBar],
     plain: str,
+    views: Collection[str] | None = None,
 ) -> dict[str, str]:
     """text/html and text/plain of a picture, together at most `MOST_BYTES` of UTF-8.
 
@@ -51,13 +53,14 @@ def still(
     columns   its columns, one entry per block
     steps     bars of the steps since the start
     plain     the picture in characters
+    views     draw and write only what these views show, under the header; None: everything
     """
     plain = _cut_bytes(visible(plain[: _MOST_PLAIN + 1]), _MOST_PLAIN)
-    words = _table(frame["rows"]) + _texts(frame["rows"])
+    words = _words(frame, views)
     room = MOST_BYTES - len(plain.encode()) - len(words.encode())
     picture = ""
     for quality in _QUALITIES:
-        data = draw_picture(frame, columns, steps, **quality)
+        data = draw_picture(frame, columns, steps, views=views, **quality)
         picture = _image(frame, data)
         if len(picture.encode()) <= room:
             break
@@ -81,6 +84,66 @@ def _image(frame: Mapping[str, Any], data: bytes) -> str:
         f'<img alt="{_cell(alt_text(frame), _MOST_ALT)}" width="{WIDTH}" '
         f'style="max-width:100%" src="data:image/png;base64,{coded}">'
     )
+
+
+def _words(frame: Mapping[str, Any], views: Collection[str] | None) -> str:
+    """What stands under the image: the numbers, and what the views without a drawing show."""
+    rows = frame["rows"]
+    if views is None:
+        return _table(rows) + _texts(rows)
+    parts = [_table(rows) if "requests" in views else _numbers(frame)]
+    if "tree" in views:
+        parts.append(_tree(frame))
+    if "tokens" in views:
+        parts.append(_texts(rows))
+    if "debugger" in views:
+        parts.append(_struct(frame))
+    return "".join(parts)
+
+
+def _numbers(frame: Mapping[str, Any]) -> str:
+    """The header as a table."""
+    lines = [
+        f'<tr><td align="left">{word}</td><td align="right">{number}</td></tr>'
+        for number, word in counts(frame)
+    ]
+    return "\n".join(["<table>", *lines, "</table>"]) + "\n"
+
+
+def _tree(frame: Mapping[str, Any]) -> str:
+    """The prefix tree as a table: place in the text, readers, text."""
+    size = int(frame["info"]["block_size"])
+    nodes = sorted((frame.get("tree") or {}).get("nodes", ()), key=lambda node: (node[2], node[0]))
+    names = ("tokens", "read by", "text")
+    lines = ["<table>", "".join(("<tr>", *(f'<th align="left">{n}</th>' for n in names), "</tr>"))]
+    for _, _, start, count, text, readers, *kept_by in nodes[:_MOST_ROWS]:
+        reads = ", ".join(map(str, readers[:8])) or f"kept from {kept_by[0] or '–'}"
+        more = f" and {len(readers) - 8} more" if len(readers) > 8 else ""
+        cells = (
+            f"{start * size:,} to {(start + count) * size - 1:,}",
+            _cell(reads + more, _MOST_WHY),
+            _cell(text, _MOST_WHY),
+        )
+        lines.append("<tr>" + "".join(f'<td align="left">{cell}</td>' for cell in cells) + "</tr>")
+    if len(nodes) > _MOST_ROWS:
+        lines.append(f'<tr><td colspan="3">{len(nodes) - _MOST_ROWS:,} more</td></tr>')
+    if not nodes:
+        return "<p>No prefixes yet.</p>\n"
+    return "\n".join([*lines, "</table>"]) + "\n"
+
+
+def _struct(frame: Mapping[str, Any]) -> str:
+    """Where the engine stands, and the struct that crossed last."""
+    words = f"<p>{_cell(str(frame.get('where') or ''), _MOST_ALT)}</p>\n"
+    struct = frame.get("struct")
+    if not struct:
+        return words
+    lines = [
+        f"{_cell(str(name), _MOST_ID)}  {_cell(json.dumps(value, ensure_ascii=False), _MOST_WHY)}"
+        for name, value in struct["fields"]
+    ]
+    kind = _cell(str(struct["kind"]), _MOST_ID)
+    return words + "<pre>" + "\n".join([kind, *lines]) + "</pre>\n"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

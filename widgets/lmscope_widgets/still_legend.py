@@ -43,18 +43,19 @@ class _Mark:
 class Legend:
     """Marks of blocks, then marks of steps, in lines of at most `width` pixels.
 
+    columns     None: the blocks are not drawn
     has_bands   whether shared blocks show a band per owner
     """
 
     def __init__(
         self,
-        columns: Mapping[str, Bytes],
+        columns: Mapping[str, Bytes] | None,
         steps: Sequence[StepBar],
         width: int,
         has_bands: bool,
     ) -> None:
         self._lines = [
-            *_in_lines(_block_marks(columns, has_bands), width),
+            *_in_lines(_block_marks(columns, has_bands) if columns else [], width),
             *_in_lines(_step_marks(steps), width),
         ]
 

@@ -6,7 +6,7 @@ its own, 800 pixels wide at two device pixels each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lmscope_widgets.lettering import knows, text_width
@@ -33,6 +33,7 @@ def draw_picture(
     scale: int = 2,
     shades: int = 2,
     labels: int = 2,
+    views: Collection[str] | None = None,
 ) -> bytes:
     """The picture as a PNG file.
 
@@ -42,10 +43,11 @@ def draw_picture(
     scale     device pixels per pixel
     shades    shades at the edge of a letter
     labels    in blocks that are large enough: 2 ids, names and text, 1 ids and names, 0 none
+    views     the header and what these views show; None: everything
 
-    The last three are what to give up for a smaller file.
+    Scale, shades and labels are what to give up for a smaller file.
     """
-    drawing = _Drawing(frame, columns, steps, labels)
+    drawing = _Drawing(frame, columns, steps, labels, views)
     canvas = Canvas(WIDTH, drawing.height(), light().background, scale, shades)
     drawing.draw(canvas)
     return canvas.png()
@@ -85,7 +87,11 @@ class _Drawing:
         columns: Mapping[str, Bytes],
         steps: Sequence[StepBar],
         labels: int,
+        views: Collection[str] | None,
     ) -> None:
+        self._has_map = views is None or "blocks" in views
+        if views is not None and "timeline" not in views:
+            steps = ()
         self._frame = frame
         self._columns = columns
         self._palette = light()
@@ -99,16 +105,16 @@ class _Drawing:
             self._slots,
             labels,
         )
-        self._names = self._named_requests()
+        self._names = self._named_requests() if self._has_map else []
         self._strip = StepStrip(frame, steps, _INSIDE) if steps else None
         has_bands = self._map.has_bands(_INSIDE, _MAP_MOST)
-        self._legend = Legend(columns, steps, _INSIDE, has_bands)
+        self._legend = Legend(columns if self._has_map else None, steps, _INSIDE, has_bands)
 
     def height(self) -> int:
         """Height in pixels of all parts together."""
         strip = self._strip.height if self._strip else 0
         names = 22 if self._names else 0
-        blocks = 22 + self._map.height(_INSIDE, _MAP_MOST) + 28
+        blocks = 22 + self._map.height(_INSIDE, _MAP_MOST) + 28 if self._has_map else 0
         return 62 + strip + blocks + names + self._legend.height + 10
 
     def draw(self, canvas: Canvas) -> None:
@@ -116,7 +122,8 @@ class _Drawing:
         if self._strip is not None:
             self._strip.draw(canvas, _MARGIN, y)
             y += self._strip.height
-        y = self._draw_map(canvas, y)
+        if self._has_map:
+            y = self._draw_map(canvas, y)
         if self._names:
             y = self._draw_names(canvas, y)
         self._legend.draw(canvas, _MARGIN, y)

@@ -222,7 +222,10 @@ function drawWords(context, box, block, theme, level, foot) {
   const taken = foot + (block.isEvicted && block.was ? 13 * scale : 0);
   const lines = Math.floor((box.h - 15 * scale - taken) / line);
   const most = Math.max(lines, box.h >= 34 * scale ? 1 : 0);
-  for (const [k, words] of wrap(context, visible(block.text).trim(), box.w - 11, most).entries()) {
+  // The number in the queue has the corner: in a low cell beside the only line, else below it.
+  const free = block.queue && most > 1 ? most - 1 : most;
+  const width = box.w - 11 - (block.queue && most === 1 ? 19 * scale : 0);
+  for (const [k, words] of wrap(context, visible(block.text).trim(), width, free).entries()) {
     context.fillText(words, box.x + 6, box.y + 22 * scale + k * line);
   }
 }

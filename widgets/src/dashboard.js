@@ -193,7 +193,7 @@ export function createDashboard(host, options = {}) {
     if (layout.isShown("tokens")) views.tokens.update(picture, { theme, history, changes });
     if (layout.isShown("requests")) views.requests.update(picture, { theme, changes, preempted });
     if (layout.isShown("debugger")) views.debugger.update(picture, phase);
-    views.legend.update(history.occurred, theme);
+    views.legend.update(history.occurred, theme, layout.shown);
     setText(time.sub, stepSummary(picture, history, cursor));
     setText(map.sub, summary(picture));
     setText(tree.sub, treeSummary(picture));

@@ -24,9 +24,11 @@ export function createLegend(root) {
     /**
      * @param {ReadonlySet<string>} occurred
      * @param {Theme} theme
+     * @param {readonly string[]} [views]  names of the views that are shown
      */
-    update(occurred, theme) {
+    update(occurred, theme, views = ["blocks", "timeline"]) {
       const key = [
+        views.join(" "),
         [...occurred].sort(),
         theme.colours.name,
         theme.colours.background,
@@ -35,9 +37,11 @@ export function createLegend(root) {
       if (key === drawn) return;
       drawn = key;
       const group = (
+        /** @type {string} */ view,
         /** @type {string} */ title,
         /** @type {[string, string, Sample][]} */ marks,
       ) => {
+        if (!views.includes(view)) return "";
         const shown = marks.filter(([name]) => occurred.has(name));
         return shown.length
           ? h(
@@ -50,8 +54,8 @@ export function createLegend(root) {
       };
       root.replaceChildren(
         h("span", { class: "lms-group" }, h("b", {}, "Hue is a request.")),
-        group("Blocks", BLOCKS),
-        group("Steps", STEPS),
+        group("blocks", "Blocks", BLOCKS),
+        group("timeline", "Steps", STEPS),
       );
     },
     destroy() {

@@ -21,6 +21,8 @@ const NAME_ROOM = 108;
 const AXIS = 20;
 /** Ticks closer than this are noise, px. */
 const LEAST_TICK = 6;
+/** Characters of a text; Python cuts a longer one. */
+const LONGEST_TEXT = 96;
 
 /**
  * @param {HTMLElement} root  an empty element
@@ -170,7 +172,10 @@ export function createTree(root, link) {
       ticks.style.backgroundSize = `${unit}px 100%`;
       parts.push(ticks);
     }
-    const text = h("span", { class: "lms-run-text" }, ...textNodes(node.text.trim()));
+    const rest = [...node.text].length >= LONGEST_TEXT ? "…" : "";
+    const text = h("span", { class: "lms-run-text" }, ...textNodes(node.text.trim() + rest));
+    // Each band gets whole lines, so none runs across the gap between two.
+    text.style.lineHeight = `${row / lines}px`;
     text.style.setProperty(
       "-webkit-line-clamp",
       String(place.rows > 1 ? lines * place.rows : lines),

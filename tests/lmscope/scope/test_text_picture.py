@@ -111,3 +111,28 @@ def test_lines_keep_to_the_width_and_reasons_are_not_cut(busy_stream, width):
         joined = " ".join(line[9:].strip() for line in lines)
         for request_id in view.running[:8]:
             assert view.why(request_id) in joined
+
+
+def test_the_views_that_are_named_are_those_that_it_tells(tiny_engine):
+    engine = tiny_engine(num_blocks=14, vocabulary=1)
+    view = follow(engine)
+    engine.add("abcdefghij", max_tokens=5)
+    engine.add("abcdefghxy", max_tokens=5)
+    engine.step()
+    engine.step()
+    everything = text_picture(view)
+
+    texts = {
+        name: text_picture(view, views=[name])
+        for name in ("timeline", "blocks", "tree", "tokens", "requests", "debugger")
+    }
+
+    header = everything.splitlines()[0]
+    assert {text.splitlines()[0] for text in texts.values()} == {header}
+    firsts = {name: text.splitlines()[1].split(" ")[0] for name, text in texts.items()}
+    assert firsts["timeline"] == "steps"
+    assert firsts["blocks"] == "blocks"
+    assert firsts["tree"] == "tree"
+    assert firsts["debugger"] == "stands"
+    assert len(set(texts.values())) == len(texts)
+    assert text_picture(view, views=["blocks", "requests"]) == everything
