@@ -17,14 +17,14 @@ S tokens per block.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from lmscope_kernels.numba_support import use_torch_threads, why_not_numba
 
 __all__ = [
     "DecodeKernelChoice",
@@ -48,7 +48,7 @@ def decode_kernel_choice(dtype: torch.dtype, device: torch.device) -> DecodeKern
     if dtype != torch.float32:
         name = str(dtype).removeprefix("torch.")
         return DecodeKernelChoice("torch", f"the compiled loops are for float32, not {name}")
-    reason = _why_not_numba()
+    reason = why_not_numba()
     if reason is not None:
         return DecodeKernelChoice("torch", reason)
     return DecodeKernelChoice("numba", "float32 on a CPU, and numba is installed")
@@ -96,13 +96,7 @@ def paged_decode_cpu(
     decode_kernel_choice says "numba".
     """
     kernels = _kernels()
-    if _has_safe_threads():
-        numba = importlib.import_module("numba")
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        # With one thread too: the serial loops are compiled on their own, to other bits.
-        attend = kernels.attend_parallel
-    else:
-        attend = kernels.attend_serial
+    attend = kernels.attend_parallel if use_torch_threads() else kernels.attend_serial
     attend(
         query.contiguous().numpy(),
         key_cache.numpy(),
@@ -117,32 +111,5 @@ def paged_decode_cpu(
     )
 
 
-@lru_cache(maxsize=1)
-def _why_not_numba() -> str | None:
-    """Why the loops cannot be compiled here; None: they can."""
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed; pip install lmscope[cpu] makes it faster"
-    try:
-        _kernels()
-    except (ImportError, RuntimeError, OSError) as error:
-        return f"numba is installed and does not run ({error})"
-    return None
-
-
 def _kernels() -> Any:
     return importlib.import_module("lmscope_kernels.decode_attention_numba")
-
-
-@lru_cache(maxsize=1)
-def _has_safe_threads() -> bool:
-    """Whether numba has threads that two engines in one process may use at once.
-
-    Its own simple pool ends the process when they do; the loops then run on the calling thread.
-    """
-    for pool in ("omppool", "tbbpool"):
-        try:
-            importlib.import_module(f"numba.np.ufunc.{pool}")
-        except ImportError:
-            continue
-        return True
-    return False

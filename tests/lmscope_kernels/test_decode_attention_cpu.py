@@ -8,7 +8,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from lmscope_kernels import decode_attention_cpu
+from lmscope_kernels import numba_support
 from lmscope_kernels.decode_attention_cpu import (
     decode_kernel_choice,
     paged_decode_cpu,
@@ -157,7 +157,7 @@ def test_without_threads_that_two_engines_may_share_it_runs_on_the_calling_threa
     key_cache, value_cache, table = make_cache(2, 16, 4)
     query = torch.randn(len(SEQ_LENS), 4, 16)
     usual = decode(query, key_cache, value_cache, table, list(range(5)))
-    monkeypatch.setattr(decode_attention_cpu, "_has_safe_threads", lambda: False)
+    monkeypatch.setattr(numba_support, "has_safe_threads", lambda: False)
     monkeypatch.delattr(kernels, "attend_parallel")
 
     output = decode(query, key_cache, value_cache, table, list(range(5)))
@@ -169,7 +169,7 @@ def test_without_threads_that_two_engines_may_share_it_runs_on_the_calling_threa
 def test_preparing_compiles_once_for_all_shapes():
     prepare_decode_kernel()
     kernels = importlib.import_module("lmscope_kernels.decode_attention_numba")
-    is_parallel = decode_attention_cpu._has_safe_threads()
+    is_parallel = numba_support.has_safe_threads()
     kernel = kernels.attend_parallel if is_parallel else kernels.attend_serial
     known = len(kernel.signatures)
     key_cache, value_cache, table = make_cache(1, 20, 4)
@@ -198,11 +198,11 @@ def test_another_device_is_for_torch():
 
 def test_without_numba_torch_runs_and_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    decode_attention_cpu._why_not_numba.cache_clear()
+    numba_support.why_not_numba.cache_clear()
     try:
         choice = decode_kernel_choice(torch.float32, CPU)
     finally:
-        decode_attention_cpu._why_not_numba.cache_clear()
+        numba_support.why_not_numba.cache_clear()
 
     assert choice.name == "torch"
     assert "lmscope[cpu]" in choice.why

@@ -1,0 +1,119 @@
+"""Linear layers with weights of 8 bits, for few rows on a CPU. Approximate.
+
+    scale[n] = max |weight[n]| / 127,    q[n] = round(weight[n] / scale[n])
+    output[m, n] = scale[n] * sum over k of x[m, k] * q[n, k], plus bias[n]
+
+A weight is off by half a scale at most. For up to MAX_ROWS rows loops compiled by numba (the
+extra `cpu`) read the 8-bit weights, and round x to at least 9 and up to 16 bits of its largest
+number in the row, which adds little to what the weights lost. More rows are multiplied by the
+same weights, turned back into numbers: in half precision where torch packs such, else float32.
+
+    quantize_int8(weight) -> Int8Weight(weight, scales)
+    int8_linear(x [M, in], weight, bias=None) -> [M, out], M up to MAX_ROWS
+    Int8Linear(weight, bias)(rows [..., in]) -> [..., out]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmscope_kernels.numba_support import use_torch_threads
+
+__all__ = [
+    "MAX_ROWS",
+    "Int8Linear",
+    "Int8Weight",
+    "int8_linear",
+    "int8_linear_reference",
+    "quantize_int8",
+]
+
+# More rows are as quick with weights in half precision.
+MAX_ROWS = 4
+
+
+class Int8Weight(NamedTuple):
+    """weight [out, in] int8 and scales [out] float32, both contiguous."""
+
+    weight: Tensor
+    scales: Tensor
+
+    def dequantize(self) -> Tensor:
+        """The weights as numbers, [out, in] float32."""
+        return self.weight.float() * self.scales[:, None]
+
+
+def quantize_int8(weight: Tensor) -> Int8Weight:
+    """Round each row of [out, in] to 255 levels, symmetric around zero."""
+    weight = weight.detach().float()
+    scales = weight.abs().amax(dim=1) / 127
+    # A row of zeros has no scale, and any will do.
+    divisor = torch.where(scales > 0, scales, 1.0)[:, None]
+    return Int8Weight((weight / divisor).round_().to(torch.int8).contiguous(), scales)
+
+
+def int8_linear_reference(rows: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """The definition, in float64.
+
+    rows       [M, in]
+    returns    [M, out]  in the dtype of rows
+    """
+    output = rows.double() @ weight.weight.double().T * weight.scales.double()
+    if bias is not None:
+        output += bias.double()
+    return output.to(rows.dtype)
+
+
+def int8_linear(rows: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """The compiled loops. Needs numba; runs on as many threads as torch has.
+
+    rows       [M, in]   float32, M at least 1 and at most MAX_ROWS
+    bias       [out]
+    returns    [M, out]
+    """
+    kernels: Any = importlib.import_module("lmscope_kernels.int8_numba")
+    linear = kernels.linear_parallel if use_torch_threads() else kernels.linear_serial
+    output = rows.new_empty(len(rows), len(weight.weight))
+    linear(
+        rows.contiguous().numpy(),
+        weight.weight.numpy(),
+        weight.scales.numpy(),
+        (rows.new_empty(0) if bias is None else bias.detach()).numpy(),
+        output.numpy(),
+    )
+    return output
+
+
+class Int8Linear:
+    """One quantised linear layer; keeps 8-bit weights, and 16-bit ones where torch packs them."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [out, in], bias [out]; both are copied."""
+        self.weight = quantize_int8(weight)
+        self.bias = None if bias is None else bias.detach().float().contiguous().clone()
+        self._packed: Any = None
+        if _packs_fp16():
+            dense = self.weight.dequantize()
+            self._packed = torch.ops.quantized.linear_prepack_fp16(dense, self.bias)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows [..., in] float32 -> [..., out]."""
+        num_rows = rows.numel() // rows.shape[-1]
+        if 0 < num_rows <= MAX_ROWS:
+            output = int8_linear(rows.reshape(num_rows, -1), self.weight, self.bias)
+            return output.view(*rows.shape[:-1], -1)
+        if self._packed is not None:
+            multiplied: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
+            return multiplied
+        return F.linear(rows, self.weight.dequantize(), self.bias)
+
+
+def _packs_fp16() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
+        torch.ops.quantized, "linear_prepack_fp16"
+    )
