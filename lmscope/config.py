@@ -187,7 +187,6 @@ _NOT_BUILT: dict[str, tuple[object, object]] = {
     "engine": ("process", "thread"),
     "execute": ("simulated", "scripted"),
     "device": ("cuda", "cpu"),
-    "async_scheduling": (True, False),
 }
 
 

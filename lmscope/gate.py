@@ -2,7 +2,9 @@
 
 The gate stands behind the listeners of a tap. While it is closed the engine thread waits
 there, so the struct under the cursor is the last thing that happened and nothing moves
-until told. `abort`, snapshots and shutdown pass a closed gate.
+until told. `abort`, snapshots and shutdown pass a closed gate. With async scheduling a batch
+may be on the device when the engine gets there: it stops when the device has run what it was
+given, and `in_flight` says which steps these are; nothing of them is taken in meanwhile.
 
     gate = llm.gate
     gate.pause()
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from lmscope.bell import Bell
 from lmscope.boundary import BOUNDARIES, Boundary
 from lmscope.errors import GateClosedError, NothingToRun
 from lmscope.tap import Tap
@@ -102,6 +105,8 @@ class Gate:
     is_engine_thread   whether the caller is the engine itself, which must not wait here
     start              gets the engine going when it is told to step or resume; an engine
                        with requests runs by itself
+    settle             waits until the device has run what it was given, and says which steps
+                       are in flight; called on the engine thread before it stands
     """
 
     def __init__(
@@ -111,18 +116,21 @@ class Gate:
         serve: Callable[[], None],
         is_engine_thread: Callable[[], bool],
         start: Callable[[], None] = lambda: None,
+        settle: Callable[[], tuple[int, ...]] = lambda: (),
     ) -> None:
         self._tap = tap
         self._is_idle = is_idle
         self._serve = serve
         self._is_engine_thread = is_engine_thread
         self._start = start
-        self._changed = threading.Condition()
+        self._settle = settle
+        self._bell = Bell()
         self._is_closed = False
         # Closed, but the engine may run on to a struct of this kind (or any).
         self._running_to: type[Boundary] | None = None
         self._is_running = False
         self._at: Boundary | None = None
+        self._in_flight: tuple[int, ...] = ()
         self._arrivals = 0
         # The gate was closed while the engine was idle, so it will stop at the first
         # boundary by itself, and nobody has been told of it yet.
@@ -146,6 +154,15 @@ class Gate:
         return self._at
 
     @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Steps that the device has run, and whose tokens the engine takes in when it goes on.
+
+        The step of `at` itself is not among them; without async scheduling there are none.
+        """
+        at = self._at
+        return () if at is None else tuple(step for step in self._in_flight if step != at.step)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the engine was closed or has died, so that nothing will come any more."""
         return self._ended is not False
@@ -159,15 +176,18 @@ class Gate:
 
         None when the engine is idle: it will stop at the first boundary it reaches.
         """
-        with self._changed:
+        with self._bell.lock:
             self._close(None, is_running=False)
-            if self._is_engine_thread():
-                return None  # the caller is a listener; the engine stops right behind it
-            while self._at is None and not self._is_idle() and not self._ended:
-                self._changed.wait(_PIECE_S)
-            self._stops_unasked = self._at is None
-            self._is_untold = False
-            return self._at
+        if self._is_engine_thread():
+            return None  # the caller is a listener; the engine stops right behind it
+        while True:
+            with self._bell.lock:
+                if self._at is not None or self._is_idle() or self._ended:
+                    self._stops_unasked = self._at is None
+                    self._is_untold = False
+                    return self._at
+                ring = self._bell.listen()
+            self._bell.wait(ring, _PIECE_S)
 
     @overload
     def step(self, kind: None = None, *, timeout_s: float = 60) -> Boundary: ...
@@ -184,9 +204,9 @@ class Gate:
         """
         _check_kind(kind)
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            if self._is_engine_thread():
-                raise GateClosedError("step() was called by a listener, which the engine awaits")
+        if self._is_engine_thread():
+            raise GateClosedError("step() was called by a listener, which the engine awaits")
+        with self._bell.lock:
             at = self._at
             if at is not None and self._is_untold and kind in (None, type(at)):
                 self._is_untold = False
@@ -195,7 +215,12 @@ class Gate:
             before = self._arrivals
             self._close(kind, is_running=True)
             self._start()
-            while self._arrivals == before:
+        while True:
+            with self._bell.lock:
+                if self._arrivals != before:
+                    at = self._at
+                    assert at is not None
+                    return at
                 if self._ended:
                     raise self._nothing(kind)
                 # The engine may have been let go and found nothing more to do.
@@ -203,19 +228,17 @@ class Gate:
                     self._is_running = False
                     self._stops_unasked = True
                     raise self._nothing(kind)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"the engine reached no {_name(kind)} within {timeout_s} s; "
-                        "wait longer with timeout_s="
-                    )
-                self._changed.wait(_PIECE_S)
-            at = self._at
-        assert at is not None
-        return at
+                ring = self._bell.listen()
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the engine reached no {_name(kind)} within {timeout_s} s; "
+                    "wait longer with timeout_s="
+                )
+            self._bell.wait(ring, _PIECE_S)
 
     def resume(self) -> None:
         """Open the gate. Breakpoints stay."""
-        with self._changed:
+        with self._bell.lock:
             self._is_closed = self._is_running = False
             self._stops_unasked = self._is_untold = False
             self._closed_by = None
@@ -225,7 +248,7 @@ class Gate:
 
     def ask_to_pause(self) -> None:
         """`pause()` for a button: returns at once, and the engine stops when it gets there."""
-        with self._changed:
+        with self._bell.lock:
             self._close(None, is_running=False)
 
     def ask_to_step(self, kind: type[Boundary] | None = None) -> None:
@@ -234,7 +257,7 @@ class Gate:
         The gate is closed either way. NothingToRun when the engine has no request.
         """
         _check_kind(kind)
-        with self._changed:
+        with self._bell.lock:
             self._stops_unasked = self._is_untold = False
             self._close(kind, is_running=True)
             self._start()
@@ -270,7 +293,7 @@ class Gate:
 
         def add(function: Callable[[B], object]) -> Breakpoint:
             made = Breakpoint(self, kind, function, once, hits, name)
-            with self._changed:
+            with self._bell.lock:
                 self._breakpoints = (*self._breakpoints, made)
                 self._tap.arm_gate(True)
                 self._tell()
@@ -284,12 +307,12 @@ class Gate:
         It is called on whatever thread that happens on, under the gate's lock, so it may
         only set a flag.
         """
-        with self._changed:
+        with self._bell.lock:
             self._watchers = (*self._watchers, listener)
 
     def unwatch(self, listener: Callable[[], None]) -> None:
         """Call it no more; twice is fine."""
-        with self._changed:
+        with self._bell.lock:
             self._watchers = tuple(other for other in self._watchers if other != listener)
 
     def require_open(self) -> None:
@@ -311,50 +334,54 @@ class Gate:
         hit = False
         for made in self._breakpoints:
             hit = made.matches(boundary) or hit
-        with self._changed:
+        with self._bell.lock:
             if self._ended or not self._stops(boundary, hit):
+                return
+        in_flight = self._settle()
+        with self._bell.lock:
+            if self._ended or not self._stops(boundary, hit):  # opened meanwhile
                 return
             self._is_closed, self._is_running = True, False
             self._is_untold, self._stops_unasked = self._stops_unasked, False
-            self._at = boundary
+            self._at, self._in_flight = boundary, in_flight
             self._arrivals += 1
             self._tell()
-            while self._is_closed and not self._is_running and not self._ended:
-                self._changed.wait(_PIECE_S)
-                self._changed.release()
-                try:
-                    self._serve()
-                finally:
-                    self._changed.acquire()
-            self._at = None
-            self._tell()
+        while True:
+            self._serve()
+            with self._bell.lock:
+                if not self._is_closed or self._is_running or self._ended:
+                    self._at, self._in_flight = None, ()
+                    self._tell()
+                    return
+                ring = self._bell.listen()
+            self._bell.wait(ring, _PIECE_S)
 
     def move(self, boundary: Boundary | None) -> None:
         """Stand at another struct than the one that arrived: a replay has jumped.
 
         Called on the engine thread while it stands; elsewhere nothing happens.
         """
-        with self._changed:
+        with self._bell.lock:
             if self._at is not None:
                 self._at = boundary
                 self._tell()
 
     def wake(self) -> None:
         """Look again: the engine became idle, or something waits to pass."""
-        with self._changed:
+        with self._bell.lock:
             if self._is_running and self._at is None and self._is_idle():
                 # What it was told to run to did not come; the next request stops at once.
                 self._is_running = False
-            self._changed.notify_all()
+            self._bell.ring()
 
     def end(self, error: BaseException | None = None) -> None:
         """The engine closes or has died: nothing stops any more, nobody waits any more."""
-        with self._changed:
+        with self._bell.lock:
             self._ended = error or True
             self._tell()
 
     def _tell(self) -> None:
-        self._changed.notify_all()
+        self._bell.ring()
         for listener in self._watchers:
             listener()
 
@@ -383,7 +410,7 @@ class Gate:
         )
 
     def _remove(self, made: Breakpoint) -> None:
-        with self._changed:
+        with self._bell.lock:
             self._breakpoints = tuple(b for b in self._breakpoints if b is not made)
             self._tap.arm_gate(self._is_closed or bool(self._breakpoints))
             self._tell()

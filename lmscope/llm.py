@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from lmscope.attention_measure import AttentionMeasure
 from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot, RequestOutput
 from lmscope.config import EngineConfig, EngineOptions, ModelFacts, num_cores, resolve
 from lmscope.engine.core import EngineCore, ModelExecutor
@@ -76,6 +77,11 @@ class LLM:
                        memory, whichever is less
     max_model_len      most tokens of one request, prompt and output
     max_num_seqs, max_num_batched_tokens   most requests and tokens in one step
+    async_scheduling   schedule each step while the one before still runs, on a thread of its
+                       own, and work its tokens into text while the next one runs. The tokens
+                       are the same; structs come in another order, which engine/core.py gives,
+                       and a request that ends by its text or an EOS has one step more in flight,
+                       whose token is dropped
     stream_interval    readers of a stream get an output at its first token, at its end, and
                        in between when there are this many new tokens; views see every token
     execute            "model", or "scripted": `script(request_id, position)` says what is
@@ -166,6 +172,7 @@ class LLM:
             is_idle=lambda: self._loop.is_idle(),
             serve=lambda: self._loop.serve_urgent(),
             is_engine_thread=lambda: self._loop.is_engine_thread,
+            settle=lambda: self._loop.call(lambda core: core.wait_for_device()),
         )
         self._inputs = InputProcessor(
             weights.tokenizer,
@@ -181,7 +188,9 @@ class LLM:
         self._live = LiveRequests()
         config, make_executor, tap = self.config, weights.make_executor, self.tap
         self._loop = EngineLoop(
-            lambda: EngineCore(config, make_executor(config), tap),
+            lambda: EngineCore(
+                config, make_executor(config), tap, prepare_device=lambda: _set_threads(config)
+            ),
             self._outputs.process,
             self._on_end,
             name=f"lmscope-engine-{next(_numbers)}",
@@ -285,7 +294,8 @@ class LLM:
             done = core.reset_prefix_cache(reset_running_requests)
             return done, pool.num_blocks - 1 - pool.num_free_blocks
 
-        done, num_used = self._loop.call(reset)
+        # A batch in flight writes into blocks, and brings tokens that would have to be dropped.
+        done, num_used = self._loop.call(reset, needs_idle_device=True)
         if not done:
             logger.warning(
                 "the prefix cache was not reset, since %d of %d blocks are in use; wait for the "
@@ -315,6 +325,27 @@ class LLM:
                 "requests ask a recording: rec.why(request_id)"
             )
         return answer
+
+    def measure_attention(self, *, by_head: bool = False) -> AttentionMeasure:
+        """Have each ModelRunnerOutput say how much attention each block receives.
+
+        by_head   also keep it for each layer and head, for `AttentionMeasure.by_head`
+
+        Lasts until what this returns is closed. ValueError for a script, which has no
+        attention.
+        """
+
+        def call(method: str, *args: int) -> Any:
+            return self._loop.call(lambda core: core.call_worker(method, *args), is_urgent=True)
+
+        def switch(more: int, more_by_head: int) -> None:
+            try:
+                call("measure_attention", more, more_by_head)
+            except (EngineClosedError, EngineDeadError):
+                if more > 0:
+                    raise
+
+        return AttentionMeasure(switch, lambda: dict(call("attention_by_head")), by_head)
 
     # -- life ------------------------------------------------------------------
 
@@ -699,7 +730,7 @@ def _info(config: EngineConfig) -> EngineInfo:
 
 
 def _set_threads(config: EngineConfig) -> None:
-    """Leave a core to the notebook. Called on the engine thread, for that thread."""
+    """Leave a core to the notebook. Called on the thread that runs the model, for that one."""
     if config.execute != "model":
         return
     import torch

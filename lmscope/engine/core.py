@@ -1,10 +1,30 @@
-"""EngineCore: one engine step after the other, and the boundaries between its parts."""
+"""EngineCore: one engine step after the other, and the boundaries between its parts.
+
+A step is scheduled, run and taken in, and three structs cross the tap on the way. Without
+async scheduling one step is over before the next begins:
+
+    SchedulerOutput 1   ModelRunnerOutput 1   EngineCoreOutputs 1   SchedulerOutput 2   ...
+
+With it the next step is scheduled and handed over while the device still runs the one before,
+always one ahead and never two:
+
+    SchedulerOutput 1
+    SchedulerOutput 2   ModelRunnerOutput 1   EngineCoreOutputs 1
+    SchedulerOutput 3   ModelRunnerOutput 2   EngineCoreOutputs 2   ...
+
+Each struct carries the step that it belongs to, and all of them cross the tap on the engine
+thread, in this order, which no timing changes. A step is handed to the device when the tap has
+let its SchedulerOutput go. docs/decisions/async_scheduling.md says more.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,6 +40,7 @@ from lmscope.config import EngineConfig
 from lmscope.engine.prefix_hash import BlockHasher, short_hash
 from lmscope.engine.request import Request, RequestStatus
 from lmscope.engine.scheduler import Scheduler, SchedulerConfig
+from lmscope.execute.device_thread import DeviceThread
 from lmscope.tap import Tap
 
 __all__ = ["EngineCore", "ModelExecutor"]
@@ -29,7 +50,9 @@ class ModelExecutor(Protocol):
     """What runs a step: a model on a device, or a script.
 
     `execute_model` may keep its result to itself and return None; `sample_tokens` must
-    then follow.
+    then follow. With async scheduling both are called on a thread that is theirs, for one
+    step after the other, and a SchedulerOutput may come before the tokens of the step before
+    are known outside: who runs the steps has sampled them and knows them.
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None: ...
@@ -37,10 +60,36 @@ class ModelExecutor(Protocol):
     def shutdown(self) -> None: ...
 
 
-class EngineCore:
-    """Scheduler and executor, driven step by step by whoever owns it."""
+# The batches that are scheduled and not taken in, with async scheduling.
+_MOST_IN_FLIGHT = 2
 
-    def __init__(self, config: EngineConfig, executor: ModelExecutor, tap: Tap) -> None:
+
+@dataclass(slots=True)
+class _Batch:
+    """A step that the device has or will have run.
+
+    ended_ids   requests of it that are over, and whose ids have come again since
+    """
+
+    scheduler_output: SchedulerOutput
+    result: Future[ModelRunnerOutput]
+    ended_ids: set[str] = field(default_factory=set)
+
+
+class EngineCore:
+    """Scheduler and executor, driven step by step by whoever owns it.
+
+    prepare_device   with async scheduling called first on the thread that runs the batches,
+                     for settings that are per thread
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: ModelExecutor,
+        tap: Tap,
+        prepare_device: Callable[[], None] = lambda: None,
+    ) -> None:
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=config.block_size,
@@ -59,6 +108,11 @@ class EngineCore:
         self._executor = executor
         self._hasher = BlockHasher(config.block_size) if config.enable_prefix_caching else None
         self._pool = self.scheduler.kv_cache_manager.block_pool
+        # Oldest first; empty between two steps without async scheduling.
+        self._batches: deque[_Batch] = deque()
+        self._device: DeviceThread | None = None
+        if config.async_scheduling:
+            self._device = DeviceThread("lmscope-device", prepare_device)
 
     @property
     def step_number(self) -> int:
@@ -67,6 +121,11 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request that the front end has checked."""
+        for batch in self._batches:
+            if request.request_id in batch.scheduler_output.num_scheduled_tokens:
+                # Only an id that is over can come again: what is on its way was meant for
+                # the request that had it before.
+                batch.ended_ids.add(request.request_id)
         request = msgspec.structs.replace(request, step=self.step_number, time=time.monotonic())
         # Queued first: what is asked or aborted while somebody holds the engine at this
         # boundary must find the request.
@@ -79,26 +138,68 @@ class EngineCore:
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached content; False while blocks are in use."""
+        """Forget all cached content; False while blocks are in use.
+
+        Not while a batch is in flight: `finish_step` until none is.
+        """
+        assert not self._batches, "a batch in flight would write what is forgotten here"
         self._pool.record_events = self.tap.is_live
-        return self.scheduler.reset_prefix_cache(reset_running_requests)
+        return self.scheduler.reset_prefix_cache(reset_running_requests, is_any_in_flight=False)
 
     def has_work(self) -> bool:
         """Whether a step has anything to do or to report."""
-        return self.scheduler.has_requests() or bool(self._pool.events)
+        return bool(self._batches) or self._has_something_to_schedule()
 
-    def step(self) -> EngineCoreOutputs:
-        """Schedule, run the model, take the tokens in."""
-        self._pool.record_events = self.tap.is_live
-        scheduler_output = self.scheduler.schedule()
-        self.tap(scheduler_output)
-        model_output = self._executor.execute_model(scheduler_output)
-        if model_output is None:
-            model_output = self._executor.sample_tokens()
+    @property
+    def steps_in_flight(self) -> tuple[int, ...]:
+        """Steps that are scheduled, and whose tokens are not taken in, oldest first."""
+        return tuple(batch.scheduler_output.step for batch in self._batches)
+
+    def step(self) -> EngineCoreOutputs | None:
+        """Schedule a step, run the model, take the tokens in.
+
+        With async scheduling what is taken in is the step before the one that is scheduled;
+        None when there is none yet.
+        """
+        if self._device is None:
+            scheduler_output = self._schedule()
+            model_output = self._run(scheduler_output)
+            self.tap(model_output)
+            return self._take_in(scheduler_output, model_output)
+        if self._has_something_to_schedule():
+            scheduler_output = self._schedule()
+            result = self._device.submit(lambda: self._run(scheduler_output))
+            self._batches.append(_Batch(scheduler_output, result))
+            if len(self._batches) < _MOST_IN_FLIGHT:
+                return None
+        return self.finish_step()
+
+    def finish_step(self) -> EngineCoreOutputs:
+        """Wait for the oldest batch in flight and take its tokens in."""
+        batch = self._batches[0]
+        model_output = batch.result.result()
         self.tap(model_output)
-        outputs = self.scheduler.update_from_output(scheduler_output, model_output)
-        self.tap(outputs)
-        return outputs
+        self._batches.popleft()
+        scheduler_output = batch.scheduler_output
+        if batch.ended_ids:
+            scheduled = scheduler_output.num_scheduled_tokens
+            scheduler_output = msgspec.structs.replace(
+                scheduler_output,
+                num_scheduled_tokens={
+                    request_id: num_tokens
+                    for request_id, num_tokens in scheduled.items()
+                    if request_id not in batch.ended_ids
+                },
+            )
+        return self._take_in(scheduler_output, model_output)
+
+    def wait_for_device(self) -> tuple[int, ...]:
+        """Wait until the device has run all it was given; returns `steps_in_flight`.
+
+        Nothing is taken in, and a batch that failed says so only when it is.
+        """
+        wait([batch.result for batch in self._batches])
+        return self.steps_in_flight
 
     def snapshot_blocks(self) -> tuple[tuple[BlockSnapshot, ...], tuple[int, ...]]:
         """Blocks that are in use or keep content, and the free queue in order."""
@@ -143,9 +244,48 @@ class EngineCore:
             for request in (*self.scheduler.running, *self.scheduler.waiting)
         )
 
+    def call_worker(self, method: str, *args: Any) -> Any:
+        """Call a method of the worker, between two steps, and return what it gives.
+
+        ValueError when there is none, as behind a script.
+        """
+        collective_rpc = getattr(self._executor, "collective_rpc", None)
+        if collective_rpc is None:
+            raise ValueError(
+                "this engine runs a script and no model, so there is no attention; use "
+                "execute='model'"
+            )
+        if self._device is None:
+            return collective_rpc(method, args=args)[0]
+        # The worker belongs to that thread, and is asked behind what it was given to run.
+        return self._device.submit(lambda: collective_rpc(method, args=args)[0]).result()
+
     def shutdown(self) -> None:
-        """Give the executor's memory back."""
+        """Give the executor's memory back, after the batch that the device is running."""
+        if self._device is not None:
+            self._device.close()
+        self._batches.clear()
         self._executor.shutdown()
+
+    def _has_something_to_schedule(self) -> bool:
+        return self.scheduler.has_requests() or bool(self._pool.events)
+
+    def _schedule(self) -> SchedulerOutput:
+        self._pool.record_events = self.tap.is_live
+        scheduler_output = self.scheduler.schedule()
+        self.tap(scheduler_output)
+        return scheduler_output
+
+    def _run(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        model_output = self._executor.execute_model(scheduler_output)
+        return self._executor.sample_tokens() if model_output is None else model_output
+
+    def _take_in(
+        self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput
+    ) -> EngineCoreOutputs:
+        outputs = self.scheduler.update_from_output(scheduler_output, model_output)
+        self.tap(outputs)
+        return outputs
 
 
 _STATUS_WORDS = {

@@ -2,9 +2,11 @@
 
 The thread alternates between the inbox and engine steps. Everything that changes the
 engine goes through the inbox, so nothing in the engine needs a lock, and what is asked
-between two steps sees the engine standing still. The loop knows nothing of the front end:
-after each step it calls `on_outputs` with what the step produced and gets back the ids of
-requests that the front end ended (a stop string), which leave before the next step.
+between two steps sees the engine standing still. With async scheduling a batch may be in
+flight even then; what cannot have that asks for an idle device. The loop knows nothing of the
+front end: after each step it calls `on_outputs` with what the step produced and gets back the
+ids of requests that the front end ended (a stop string), which leave before the next step is
+scheduled.
 """
 
 from __future__ import annotations
@@ -12,16 +14,24 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from lmscope.bell import Reply
 from lmscope.boundary import EngineCoreOutputs
 from lmscope.engine.core import EngineCore
-from lmscope.errors import EngineClosedError, EngineDeadError
+from lmscope.errors import EngineClosedError, EngineDeadError, GateClosedError
 
 __all__ = ["EngineLoop"]
 
 T = TypeVar("T")
+
+
+class _Call(NamedTuple):
+    """What somebody asked for, and where its result goes."""
+
+    run: Callable[[], Any]
+    reply: Reply[Any]
+    needs_idle_device: bool
 
 
 class EngineLoop:
@@ -49,9 +59,9 @@ class EngineLoop:
         self._prepare = prepare
         self._on_change = on_change
         self._is_waiting = False
-        self._inbox: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._inbox: deque[_Call] = deque()
         # What may also run while the engine stands at a closed gate.
-        self._urgent: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._urgent: deque[_Call] = deque()
         # `with` takes the lock itself: the condition is entered by Python code, in which Ctrl-C
         # can come when the lock is taken and nobody is going to give it back yet.
         self._lock = threading.Lock()
@@ -76,28 +86,52 @@ class EngineLoop:
         with self._lock:
             return self._closing or (self._is_waiting and not self._inbox and not self._urgent)
 
-    def post(self, function: Callable[[EngineCore], T], *, is_urgent: bool = False) -> Future[T]:
-        """Run `function(core)` between two steps; the future has its result or error.
+    def post(
+        self,
+        function: Callable[[EngineCore], T],
+        *,
+        is_urgent: bool = False,
+        needs_idle_device: bool = False,
+    ) -> Reply[T]:
+        """Run `function(core)` between two steps; the reply has its result or error.
 
-        is_urgent   also while the engine stands at a closed gate, before anything that was
-                    posted without it
+        is_urgent           also while the engine stands at a closed gate, before anything that
+                            was posted without it
+        needs_idle_device   not while a batch is in flight: what is, is taken in first
         """
-        future: Future[T] = Future()
+        assert not (is_urgent and needs_idle_device), "at a closed gate nothing is taken in"
+        reply: Reply[T] = Reply()
         with self._lock:
             self._require_open()
             (self._urgent if is_urgent else self._inbox).append(
-                (lambda: function(self._require_core()), future)
+                _Call(lambda: function(self._require_core()), reply, needs_idle_device)
             )
             self._changed.notify_all()
         if is_urgent:
             self._on_change()
-        return future
+        return reply
 
-    def call(self, function: Callable[[EngineCore], T], *, is_urgent: bool = False) -> T:
-        """`post` and wait. On the engine thread itself: run it right away."""
-        if self.is_engine_thread:
-            return function(self._require_core())
-        return self.post(function, is_urgent=is_urgent).result()
+    def call(
+        self,
+        function: Callable[[EngineCore], T],
+        *,
+        is_urgent: bool = False,
+        needs_idle_device: bool = False,
+    ) -> T:
+        """`post` and wait. On the engine thread itself: run it right away.
+
+        GateClosedError there when it needs an idle device and a batch is in flight.
+        """
+        if not self.is_engine_thread:
+            posted = self.post(function, is_urgent=is_urgent, needs_idle_device=needs_idle_device)
+            return posted.result()
+        core = self._require_core()
+        if needs_idle_device and core.steps_in_flight:
+            raise GateClosedError(
+                f"a listener asked for this while {_named(core.steps_in_flight)} in flight, and "
+                "the engine waits for the listener; ask from outside of it"
+            )
+        return function(core)
 
     def serve_urgent(self) -> None:
         """Run what passes a closed gate. Called on the engine thread while it stands there."""
@@ -126,8 +160,8 @@ class EngineLoop:
             self._urgent.clear()
             self._inbox.clear()
         self._on_end(error)
-        for _, future in left:
-            future.set_exception(self._gone())
+        for call in left:
+            call.reply.set_exception(self._gone())
         core, self._core = self._core, None
         if core is not None:
             core.shutdown()
@@ -141,9 +175,14 @@ class EngineLoop:
             self._empty(self._urgent)
             self._empty(self._inbox)
             if core.has_work():
-                ended = self._on_outputs(core.step())
-                if ended:
-                    core.abort_requests(ended)
+                outputs = core.step()
+                if outputs is not None:
+                    self._deliver(core, outputs)
+
+    def _deliver(self, core: EngineCore, outputs: EngineCoreOutputs) -> None:
+        ended = self._on_outputs(outputs)
+        if ended:
+            core.abort_requests(ended)
 
     def _wait_for_work(self, core: EngineCore) -> None:
         if self._inbox or self._urgent or self._closing or core.has_work():
@@ -156,16 +195,20 @@ class EngineLoop:
                 self._changed.wait()
             self._is_waiting = False
 
-    def _empty(self, queue: deque[tuple[Callable[[], Any], Future[Any]]]) -> None:
+    def _empty(self, queue: deque[_Call]) -> None:
         while queue:
-            run, future = queue.popleft()
+            if queue[0].needs_idle_device:
+                core = self._require_core()
+                while core.steps_in_flight:
+                    self._deliver(core, core.finish_step())
+            run, reply, _ = queue.popleft()
             try:
                 result = run()
             except Exception as error:
                 # It belongs to the one who asked: the engine goes on.
-                future.set_exception(error)
+                reply.set_exception(error)
             else:
-                future.set_result(result)
+                reply.set_result(result)
 
     # -- shared --------------------------------------------------------------
 
@@ -186,3 +229,9 @@ class EngineLoop:
             dead.__cause__ = self.error
             return dead
         return EngineClosedError("the engine was closed; load a new one with LLM(...)")
+
+
+def _named(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]} is"
+    return f"steps {steps[0]} to {steps[-1]} are"

@@ -114,11 +114,17 @@ class Scheduler:
         """Whether a step has anything to do, the report of finished requests included."""
         return self.has_unfinished_requests() or bool(self._finished_req_ids)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, *, is_any_in_flight: bool = True
+    ) -> bool:
         """Forget all cached content. False, and nothing happens, while blocks are in use.
 
         With reset_running_requests all running requests are preempted first; they compute
         everything again.
+
+        is_any_in_flight   whether a batch may be on its way, with async scheduling. As in
+                           vLLM the next token of each running request is then thrown away,
+                           also that of one which has none on its way, and so a good one
         """
         if reset_running_requests:
             now = time.monotonic()
@@ -127,7 +133,9 @@ class Scheduler:
                 self._preempt(request, now)
                 request.num_output_placeholders = 0
                 # a batch in flight holds a token that must not be used any more
-                request.discard_latest_async_tokens = self.config.async_scheduling
+                request.discard_latest_async_tokens = (
+                    self.config.async_scheduling and is_any_in_flight
+                )
             self._scheduled_before = frozenset()
         return self.kv_cache_manager.reset_prefix_cache()
 

@@ -17,11 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lmscope.bell import Bell, Reply
 from lmscope.boundary import Boundary, EngineSnapshot
 from lmscope.errors import EngineClosedError
 from lmscope.gate import Gate
@@ -67,12 +67,12 @@ class Replay:
         self._view = EngineView(recording.snapshot)
         self._num_folded = 0
         self._followers: tuple[tuple[Subscription, Follower], ...] = ()
-        self._changed = threading.Condition()
+        self._bell = Bell()
         self._is_going = False
         self._jumps = 0
         self._is_closed = False
         self._error: BaseException | None = None
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Reply[Any]]] = deque()
         self.tap = Tap(recording.info, self._snapshot, self._call)
         self.gate = Gate(
             self.tap,
@@ -104,9 +104,9 @@ class Replay:
     @speed.setter
     def speed(self, speed: float | None) -> None:
         _check_speed(speed)
-        with self._changed:
+        with self._bell.lock:
             self._speed = speed
-            self._changed.notify_all()
+            self._bell.ring()
 
     @property
     def is_playing(self) -> bool:
@@ -168,12 +168,13 @@ class Replay:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            with self._changed:
+            with self._bell.lock:
                 if self._error is not None:
                     raise self._error
                 if self.position == self._end or self._is_closed:
                     return self
-                self._changed.wait(_PIECE_S)
+                ring = self._bell.listen()
+            self._bell.wait(ring, _PIECE_S)
             self.gate.require_open()
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
@@ -182,9 +183,9 @@ class Replay:
 
     def close(self) -> None:
         """End the thread; twice is fine. The recording stays open."""
-        with self._changed:
+        with self._bell.lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._bell.ring()
         self.gate.end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -221,23 +222,24 @@ class Replay:
                 self._view.apply(boundary)
                 self._num_folded += 1
                 self.tap(boundary)
-                with self._changed:
+                with self._bell.lock:
                     if self._jumps == jumps:
                         self.position += 1
-                    self._changed.notify_all()
+                    self._bell.ring()
         except BaseException as error:  # a strict listener: nobody may wait for more
             self._error = error
             self.gate.end(error)
-        with self._changed:
+        with self._bell.lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._bell.ring()
         self._serve()
 
     def _wait_for_go(self) -> bool:
         """Whether there is a struct to play; serves callers while it waits."""
         while True:
             self._serve()
-            with self._changed:
+            ring = None
+            with self._bell.lock:
                 if self._is_closed:
                     return False
                 if self._is_going and self.position < self._end:
@@ -245,8 +247,10 @@ class Replay:
                 if not self._calls:
                     # Whoever jumps back from the end does not want it to run off.
                     self._is_going = False
-                    self._changed.notify_all()
-                    self._changed.wait(_PIECE_S)
+                    self._bell.ring()
+                    ring = self._bell.listen()
+            if ring is not None:
+                self._bell.wait(ring, _PIECE_S)
             self.gate.wake()
 
     def _keep_pace(self, boundary: Boundary) -> None:
@@ -257,7 +261,8 @@ class Replay:
         start, jumps = time.monotonic(), self._jumps
         while True:
             self._serve()
-            with self._changed:
+            ring = None
+            with self._bell.lock:
                 speed = self._speed
                 is_over = speed is None or self._is_closed or self._jumps != jumps
                 if is_over or self.gate.is_closed:
@@ -266,16 +271,18 @@ class Replay:
                 if left <= 0:
                     return
                 if not self._calls:
-                    self._changed.wait(min(left, _PIECE_S))
+                    ring = self._bell.listen()
+            if ring is not None:
+                self._bell.wait(ring, min(left, _PIECE_S))
 
     def _jump(self, count: int) -> None:
         """Stand behind the first `count` structs. On the replay's thread, between two."""
         self._view = self.recording.after(count)
         self._num_folded = count
-        with self._changed:
+        with self._bell.lock:
             self.position = count
             self._jumps += 1
-            self._changed.notify_all()
+            self._bell.ring()
         self.gate.move(self._boundaries[count - 1] if count else None)
         self._followers = self._open_followers()
         for _, listener in self._followers:
@@ -287,26 +294,26 @@ class Replay:
 
     def _serve(self) -> None:
         while self._calls:
-            function, future = self._calls.popleft()
+            function, reply = self._calls.popleft()
             try:
-                future.set_result(function())
+                reply.set_result(function())
             except BaseException as error:  # it belongs to the one who asked
-                future.set_exception(error)
+                reply.set_exception(error)
 
     # -- for tap and gate ------------------------------------------------------
 
     def _go(self) -> None:
-        with self._changed:
+        with self._bell.lock:
             self._is_going = True
-            self._changed.notify_all()
+            self._bell.ring()
 
     def _look_again(self) -> None:
         """The gate has changed: a wait for the next struct may be over."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._bell.lock:
+            self._bell.ring()
 
     def _is_idle(self) -> bool:
-        with self._changed:
+        with self._bell.lock:
             return self._is_closed or self.position == self._end or not self._is_going
 
     def _call(self, function: Callable[[], Any]) -> Any:
@@ -315,16 +322,16 @@ class Replay:
             return function()
         return self._post(function).result()
 
-    def _post(self, function: Callable[[], Any]) -> Future[Any]:
+    def _post(self, function: Callable[[], Any]) -> Reply[Any]:
         """The same without waiting."""
-        future: Future[Any] = Future()
-        with self._changed:
+        reply: Reply[Any] = Reply()
+        with self._bell.lock:
             if self._is_closed:
                 raise EngineClosedError("the replay was closed; make a new one with replay()")
-            self._calls.append((function, future))
-            self._changed.notify_all()
+            self._calls.append((function, reply))
+            self._bell.ring()
         self.gate.wake()
-        return future
+        return reply
 
     def _snapshot(self) -> EngineSnapshot:
         return self._view.snapshot()

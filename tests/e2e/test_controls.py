@@ -34,8 +34,13 @@ DEBUG = (
     "    return command\n"
     "llm.gate.ask_to_pause = counted(llm.gate.ask_to_pause)\n"
     "def wait(condition):\n"
-    "    with llm.gate._changed:\n"
-    "        assert llm.gate._changed.wait_for(condition, 60)",
+    "    bell = llm.gate._bell\n"
+    "    while True:\n"
+    "        with bell.lock:\n"
+    "            if condition():\n"
+    "                return\n"
+    "            ring = bell.listen()\n"
+    "        assert bell.wait(ring, 60)",
     "dbg = lmscope.debug(llm)",
     "stream = llm.submit('Once upon a time', SamplingParams(max_tokens=220, ignore_eos=True))\n"
     "dbg.resume()",

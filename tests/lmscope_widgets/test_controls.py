@@ -102,8 +102,13 @@ def player(recording: Recording) -> Iterator[Replay]:
 
 
 def wait_until(source: Any, condition: Callable[[], bool]) -> None:
-    with source.gate._changed:
-        assert source.gate._changed.wait_for(condition, DEADLINE_S)
+    bell = source.gate._bell
+    while True:
+        with bell.lock:
+            if condition():
+                return
+            ring = bell.listen()
+        assert bell.wait(ring, DEADLINE_S)
 
 
 def at(source: Any) -> str:

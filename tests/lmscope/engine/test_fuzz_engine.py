@@ -2,8 +2,8 @@
 
 Requests come in through the input processor, which must refuse what could never end and must
 let the rest through. Aborts come between steps and at any boundary inside one; readers join
-late, leave, and nobody may be listening for a while. Whatever happens, a request that is not
-aborted gets the text that it gets alone.
+late, leave, and nobody may be listening for a while. Steps may overlap. Whatever happens, a
+request that is not aborted gets the text that it gets alone.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def engine_configs(draw) -> EngineConfig:
         enable_chunked_prefill=enable_chunked_prefill,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        async_scheduling=draw(st.booleans()),
     )
 
 
 def config_of(**settings) -> EngineConfig:
     unused = {"dtype": "float32", "device": "cpu", "engine": "thread", "execute": "scripted"}
     return EngineConfig(
-        model="scripted", seed=0, threads=1, kv_block_bytes=0, async_scheduling=False,
-        **unused, **settings,
+        model="scripted", seed=0, threads=1, kv_block_bytes=0, **unused, **settings
     )  # fmt: skip
 
 
@@ -118,6 +118,8 @@ class Engine:
         self.streams: dict[str, Stream] = {}
         self.live: dict[str, Stream] = {}
         self.num_arrivals = 0
+        # somebody was ended from outside, which the next SchedulerOutput will tell
+        self.has_untold_end = False
         info = EngineInfo(
             model="scripted",
             block_size=config.block_size,
@@ -165,11 +167,26 @@ class Engine:
         child = Child(request_id, 0, self.streams[request_id])
         ended = self.outputs.abort_requests([child], self.core.step_number)
         self.core.abort_requests([*ended, "unknown"])
+        self.has_untold_end |= bool(ended)
 
     def step(self) -> None:
-        ended = self.outputs.process(self.core.step())
+        outputs = self.core.step()
+        if outputs is not None:
+            self.deliver(outputs)
+
+    def deliver(self, outputs: EngineCoreOutputs) -> None:
+        ended = self.outputs.process(outputs)
         if ended:
             self.core.abort_requests(ended)
+            self.has_untold_end = True
+
+    def reset_prefix_cache(self, is_forced: bool) -> tuple[bool, bool]:
+        """Whether blocks were in use, and the answer."""
+        while self.core.steps_in_flight:
+            self.deliver(self.core.finish_step())
+        pool = self.core.scheduler.kv_cache_manager.block_pool
+        in_use = pool.num_free_blocks < pool.num_blocks - 1
+        return in_use, self.core.reset_prefix_cache(is_forced)
 
     def snapshot(self) -> EngineSnapshot:
         blocks, free_queue = self.core.snapshot_blocks()
@@ -196,6 +213,7 @@ def alone(plan: Plan, max_model_len: int, max_tokens: int) -> Stream:
             enable_chunked_prefill=True,
             long_prefill_token_threshold=0,
             scheduling_policy="fcfs",
+            async_scheduling=False,
         )
     )
     params = plan.params.replace(max_tokens=max_tokens)
@@ -217,7 +235,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.readers: list[tuple[EngineView, object]] = []
         # whom to abort at the next struct of a kind, as somebody at a closed gate would
         self.abort_at: tuple[type, str] | None = None
-        self.aborted_in_step = False
         self.engine.tap.set_gate(self._arrive)
         self.join()
 
@@ -270,10 +287,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(is_forced=st.booleans())
     def reset(self, is_forced: bool) -> None:
-        core = self.engine.core
-        pool = core.scheduler.kv_cache_manager.block_pool
-        in_use = pool.num_free_blocks < pool.num_blocks - 1
-        assert core.reset_prefix_cache(is_forced) == (is_forced or not in_use)
+        in_use, answer = self.engine.reset_prefix_cache(is_forced)
+        assert answer == (is_forced or not in_use)
 
     @precondition(lambda self: len(self.readers) < 3)
     @rule()
@@ -295,8 +310,15 @@ class EngineMachine(RuleBasedStateMachine):
         subscription.close()
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine") or sys.exc_info()[0] is not None:
+        if not hasattr(self, "engine"):
             return
+        try:
+            if sys.exc_info()[0] is None:
+                self._check_end()
+        finally:
+            self.engine.core.shutdown()
+
+    def _check_end(self) -> None:
         for _ in range(self._most_steps()):
             if not self.engine.core.has_work():
                 break
@@ -320,11 +342,11 @@ class EngineMachine(RuleBasedStateMachine):
         if view is self.readers[0][0]:
             self.stream.append((boundary, encode(boundary)))
         if isinstance(boundary, SchedulerOutput):
-            self.aborted_in_step = False
+            self.engine.has_untold_end = False
             live = {r.request_id for r in self._requests()}
             assert live <= set(view.decisions), "a request without a decision"
-        # Nobody is told of an abort inside a step before the next one begins.
-        if isinstance(boundary, SchedulerOutput | EngineCoreOutputs) and not self.aborted_in_step:
+        is_whole = isinstance(boundary, SchedulerOutput | EngineCoreOutputs)
+        if is_whole and not self.engine.has_untold_end:
             assert differences(view, self.engine.snapshot()) == []
 
     def _arrive(self, boundary: object) -> None:
@@ -333,7 +355,6 @@ class EngineMachine(RuleBasedStateMachine):
             (_, victim), self.abort_at = self.abort_at, None
             if victim in self.live:
                 self.aborted.add(victim)
-                self.aborted_in_step = True
             self.engine.abort(victim)
 
     def _requests(self):

@@ -10,10 +10,11 @@ import threading
 
 import pytest
 
-from lmscope import LLM, EngineDeadError, SamplingParams
+from lmscope import LLM, EngineDeadError, SamplingParams, record
 from lmscope.boundary import EngineCoreOutputs, RequestOutput, SchedulerOutput
 from lmscope.engine.loop import EngineLoop
 from lmscope.frontend.stream import Stream
+from lmscope.scope.replay import replay
 
 DEADLINE_S = 30
 ENDLESS = SamplingParams(max_tokens=None)
@@ -344,6 +345,67 @@ def test_a6_an_interrupt_at_any_moment_leaves_the_engine_usable(scripted, endles
     assert moment > 100
     assert all(len(o.outputs[0].token_ids) == 3 for outputs in answers for o in outputs)
     assert_nothing_is_left(state_of(llm))
+
+
+def in_time(call):
+    """What `call` returns; in a thread of its own, where a lock left taken holds it for ever."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    (answer,) = answers
+    return answer
+
+
+def test_a6_an_interrupt_at_any_moment_leaves_the_gate_usable(scripted, endless):
+    llm = scripted(endless, num_kv_blocks=64)
+    gate = llm.gate
+    moment = 0
+
+    def use():
+        gate.pause()
+        gate.step()
+        gate.step(SchedulerOutput)
+        gate.break_when(SchedulerOutput, lambda output: False).remove()
+        gate.resume()
+
+    while True:
+        moment += 1
+        in_time(gate.pause)
+        stream = llm.submit("abc", SamplingParams(max_tokens=3))
+        if not interrupted_at(moment, use):
+            break
+        in_time(gate.pause)
+        for made in gate.breakpoints:  # its maker never got hold of it
+            made.remove()
+        in_time(gate.resume)
+        assert in_time(stream.wait).num_tokens == 3
+
+    assert moment > 100
+    assert stream.wait(DEADLINE_S).num_tokens == 3
+
+
+def test_a6_an_interrupt_at_any_moment_leaves_a_replay_usable(scripted):
+    llm = scripted("abcdefgh")
+    with record(llm) as recording:
+        llm.generate("abc", use_tqdm=False)
+    moments = 0
+    with replay(recording) as player:
+
+        def use():
+            player.seek(2)
+            player.speed = None
+            player.back()
+            player.gate.step()
+            player.play().wait()
+
+        while interrupted_at(moments + 1, use):
+            moments += 1
+            in_time(lambda: player.seek(1))  # it plays on if it was playing
+            in_time(lambda: player.play().wait())
+            assert player.is_at_end
+
+    assert moments > 100
 
 
 # -- A7: an extension fails -------------------------------------------------------------

@@ -65,8 +65,13 @@ def stops(recording):
 
 
 def wait_until(player, condition):
-    with player.gate._changed:
-        assert player.gate._changed.wait_for(condition, DEADLINE_S)
+    bell = player.gate._bell
+    while True:
+        with bell.lock:
+            if condition():
+                return
+            ring = bell.listen()
+        assert bell.wait(ring, DEADLINE_S)
 
 
 def expected(recording, kind, test):
