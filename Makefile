@@ -2,8 +2,8 @@
 # make lab    open the tutorials in JupyterLab
 # make test   install what the tests need, and run all of them
 #
-# Also: make lint, js, bundles, format, bench, fuzz, soak, hooks. Everything is installed into
-# .venv, with the versions of constraints.txt, and again only when they change.
+# Also: make lint, js, bundles, format, bench, fuzz, soak, docs, images, gallery, hooks. Everything
+# is installed into .venv, with the versions of constraints.txt, and again only when they change.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -61,6 +61,14 @@ soak: $(CORE)
 # The README's pictures, from a real run.
 images: $(DEV) chromium
 	$(BIN)/python docs/images/make_images.py
+
+# Every view in every state, light and dark, to look at: make gallery RUN=x.lmscope FOLDER=y
+gallery: $(DEV) chromium
+	$(BIN)/python docs/images/gallery.py "$(RUN)" "$(FOLDER)"
+
+# The tutorials with their outputs, as HTML, in docs/_build.
+docs: $(DEV)
+	$(BIN)/python docs/build_tutorials.py
 
 # The checks of .pre-commit-config.yaml before each commit.
 hooks: $(DEV)
