@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from widgets_lab import Lab, Notebook, find_browser, open_browser, start_lab
 
 __all__ = ["Lab", "Notebook"]
+
+_MOST_S = 600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,8 +44,21 @@ def browser_context(browser_path: str, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """JupyterLab on this machine's loopback, with settings of its own: URL and folder."""
-    with start_lab(tmp_path_factory.mktemp("lab")) as served:
-        yield served
+
+    def give_up(number: int, frame: object) -> None:
+        raise TimeoutError(
+            f"the tests in a browser took {_MOST_S} s; all of them together may not take longer"
+        )
+
+    # A browser that hangs must not hold up everything else.
+    earlier = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(_MOST_S)
+    try:
+        with start_lab(tmp_path_factory.mktemp("lab")) as served:
+            yield served
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, earlier)
 
 
 @pytest.fixture
