@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 __all__ = ["filter_min_p", "filter_top_k", "filter_top_p"]
 
-# Nearly always the nucleus of top-p is among so many tokens; only the rows where it is not
-# are sorted, which takes six times as long.
-_NUM_CANDIDATES = 1024
+# The nucleus of top-p is nearly always among so many of the most likely tokens; only the rows
+# where it is not are looked at again, and sorted in the end. For 16 rows of 49,152 that takes
+# 1, 7 and 55 ms.
+_NUM_CANDIDATES = (64, 1024)
 
 
 def filter_min_p(logits: Tensor, log_min_p: Tensor) -> None:
@@ -46,13 +48,19 @@ def filter_top_p(logits: Tensor, top_p: Tensor) -> None:
     top_p   [R] float32, in (0, 1)
     """
     probabilities = logits.softmax(dim=-1)
-    num_candidates = min(_NUM_CANDIDATES, logits.shape[1])
-    candidates = probabilities.topk(num_candidates, dim=-1).values
-    threshold, has_reached = _nucleus(candidates, top_p)
-    if num_candidates < logits.shape[1] and not bool(has_reached.all()):
-        rows = (~has_reached).nonzero()[:, 0]
-        everything = probabilities[rows].sort(dim=-1, descending=True).values
-        threshold[rows] = _nucleus(everything, top_p[rows])[0]
+    vocab_size = logits.shape[1]
+    threshold = torch.empty_like(top_p)
+    rows = torch.arange(len(logits), device=logits.device)
+    for num_candidates in (*_NUM_CANDIDATES, vocab_size):
+        left = probabilities if len(rows) == len(logits) else probabilities[rows]
+        if num_candidates < vocab_size:
+            candidates = left.topk(num_candidates, dim=-1).values
+        else:
+            candidates = left.sort(dim=-1, descending=True).values
+        threshold[rows], has_reached = _nucleus(candidates, top_p[rows])
+        if num_candidates >= vocab_size or bool(has_reached.all()):
+            break
+        rows = rows[~has_reached]
     logits.masked_fill_(probabilities < threshold[:, None], -math.inf)
 
 

@@ -30,6 +30,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lmscope.execute.largest import largest
+
 __all__ = ["derived_seed", "draw_tokens", "gumbel_noise", "row_keys", "uniform_draws"]
 
 _MASK_64 = (1 << 64) - 1
@@ -64,8 +66,9 @@ def draw_tokens(
     best = []
     for first in range(0, num_rows, rows_at_once):
         rows = slice(first, first + rows_at_once)
-        best.append(gumbel_noise(keys[rows], token_ids).add_(logits[rows]).max(dim=-1))
-    return torch.cat([each.values for each in best]), torch.cat([each.indices for each in best])
+        best.append(largest(gumbel_noise(keys[rows], token_ids).add_(logits[rows])))
+    values, drawn = zip(*best, strict=True)
+    return torch.cat(values), torch.cat(drawn)
 
 
 def row_keys(

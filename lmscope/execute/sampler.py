@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
 from lmscope.checks import nearest
+from lmscope.execute.largest import largest
 from lmscope.execute.logits_adjustment import LogitsAdjustment
 from lmscope.execute.logits_filters import filter_min_p, filter_top_k, filter_top_p
 from lmscope.execute.random_draws import draw_tokens
@@ -81,7 +82,7 @@ class Sampler:
         assert logits.shape == (len(rows), self.vocab_size)
         batch = self._batch_of(rows, logits.device)
         if batch.is_plain():
-            return _output(*logits.max(dim=-1), logprobs=[None] * len(rows))
+            return _output(*largest(logits), logprobs=[None] * len(rows))
 
         adjusted = batch.adjust(logits)
         if batch.random_rows:
@@ -89,7 +90,7 @@ class Sampler:
             best, token_ids = batch.choose(adjusted, processed)
         else:
             processed = adjusted
-            best, token_ids = adjusted.max(dim=-1)
+            best, token_ids = largest(adjusted)
         logprobs = self._logprobs(batch, logits, adjusted, processed, token_ids)
         return _output(best, token_ids, logprobs)
 
@@ -234,7 +235,7 @@ class _Batch:
         )
         if not self.greedy_rows:
             return best, token_ids
-        all_best, all_token_ids = adjusted.max(dim=-1)
+        all_best, all_token_ids = largest(adjusted)
         all_best[self.random_rows] = best
         all_token_ids[self.random_rows] = token_ids
         return all_best, all_token_ids
