@@ -4,6 +4,7 @@
  */
 import { drawBin, drawBlock } from "./block_cells.js";
 import { describeBin, describeBlock, namesOfSlots } from "./block_describe.js";
+import { createHeldMarks } from "./block_held.js";
 import { blocksOf, boxOf, itemAt, itemOf, layoutBlocks, zoomBlocks } from "./block_layout.js";
 import { readout, summary } from "./block_words.js";
 import { h, listen, setAttribute } from "./core/dom.js";
@@ -21,11 +22,12 @@ const MANY_DIRTY = 0.6;
 /**
  * @param {HTMLElement} root  an empty element
  * @param {Link} link
- * @param {{context?: CanvasRenderingContext2D, redraw?: () => void}} [options]
+ * @param {{context?: CanvasRenderingContext2D, redraw?: () => void, isLive?: boolean}} [options]
  *   `context` draws instead of the canvas's own; `redraw` asks for an update when the range or
- *   the cursor has moved
+ *   the cursor has moved; `isLive` lets news stay long enough to be seen
  */
-export function createBlockMap(root, link, { context: given, redraw = () => {} } = {}) {
+export function createBlockMap(root, link, options = {}) {
+  const { context: given, redraw = () => {}, isLive = false } = options;
   const canvas = h("canvas", {
     class: "lms-map",
     role: "img",
@@ -51,6 +53,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
   let drawnKey = "";
   let height = 0;
   let textSize = 12;
+  const held = createHeldMarks(redraw);
 
   /**
    * Draws what has changed since the last call.
@@ -62,6 +65,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
     picture = next;
     height = look.height;
     textSize = look.theme.textSize;
+    if (isLive) held.note(next, look.changes);
     const total = picture.numBlocks;
     if (range && range.first + range.count > total) range = null;
     if (cursor !== null && cursor >= total) cursor = null;
@@ -110,7 +114,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
     if (!context) return 0;
     /** @type {Set<number>} */
     const items = new Set();
-    const blocks = [...look.changes.blocks];
+    const blocks = [...look.changes.blocks, ...held.takeEnded()];
     if (cursor !== drawnCursor) blocks.push(cursor ?? -1, drawnCursor ?? -1);
     for (const block of blocks) {
       const item = itemOf(on, block);
@@ -141,7 +145,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
       return;
     }
     const [block] = blocksOf(on, item);
-    const described = describeBlock(shown, block, theme, link.lit, slots);
+    const described = held.add(describeBlock(shown, block, theme, link.lit, slots));
     drawBlock(context, box, { ...described, isCursor: block === cursor }, theme, on.level);
   }
 
@@ -251,6 +255,7 @@ export function createBlockMap(root, link, { context: given, redraw = () => {} }
     },
     destroy() {
       for (const cleanup of cleanups) cleanup();
+      held.destroy();
       canvas.remove();
       line.remove();
     },

@@ -103,7 +103,7 @@ export function createDashboard(host, options = {}) {
     header: createHeader(head, { title: options.title, onReturn: options.onReturn }),
     banner: createBanner(banner),
     timeline: createTimeline(time.body, link, { onSeek }),
-    map: createBlockMap(map.body, link, { redraw: schedule }),
+    map: createBlockMap(map.body, link, { redraw: schedule, isLive }),
     tree: createTree(tree.body, link),
     tokens: createTokens(tokens.body, tokens.corner, link, { redraw: schedule, onSeek }),
     requests: createRequests(requests.body, link, { isLive }),

@@ -259,3 +259,27 @@ test("a page with a hole is refused", () => {
   assert.throws(() => new Player(deltas.toSpliced(5, 1)), /frame 5 of the page is missing/);
   assert.throws(() => new Player(deltas.slice(1)), /begins with a full frame/);
 });
+
+test("the next event is a hit, an eviction, a preemption or a stop at a breakpoint", () => {
+  const stop = { phase: "paused", breaks: [["preemption", 1, true]] };
+  const steps = [
+    [[]],
+    [[], { hits: 2 }],
+    [[], {}, 2, stop],
+    [[], {}, 2, { phase: "live" }],
+    [[], {}, 3, { phase: "live" }],
+    [[], { evicted: 1 }, 4, { phase: "live" }],
+  ];
+  const history = record(steps);
+  const events = [];
+  for (let k = history.nextEvent(-1, 1); k !== null; k = history.nextEvent(k, 1)) events.push(k);
+  assert.deepEqual(
+    events.map((k) => history.entries[k].step),
+    [1, 2, 4],
+  );
+  assert.equal(history.nextEvent(3, -1), 2);
+  // A replay stands wherever its reader is, and pausing without breakpoints is no event.
+  assert.equal(record(steps, true).nextEvent(1, 1), 4);
+  const paused = record([[[]], [[], {}, 1, { phase: "paused" }]]);
+  assert.equal(paused.nextEvent(-1, 1), null);
+});

@@ -15,6 +15,7 @@
  * @property {number} time        seconds since the stream began
  * @property {Stat} stat
  * @property {string[]} preempted ids of the requests preempted in these steps
+ * @property {boolean} [stopped]  the engine stood in it while there were breakpoints
  */
 
 /** @typedef {"waiting" | "prefill" | "decode" | "recompute"} Work */
@@ -72,7 +73,9 @@ export class History {
     if (last && picture.step < last.step && !isReplay) this.clear();
     for (const entry of picture.log) this.#put(entry);
     const { step, time, stat, preempted } = picture;
-    this.#put({ from: step, step, time, stat, preempted });
+    // A replay stands wherever its reader has put it, which is no event of the run.
+    const stopped = !isReplay && picture.phase === "paused" && picture.breaks.length > 0;
+    this.#put({ from: step, step, time, stat, preempted, stopped });
     for (const row of picture.rows.values()) this.#recordRow(row, picture.step);
     this.#note(picture);
     if (this.entries.length > this.maxEntries + DROP) this.#drop(DROP);
@@ -102,14 +105,15 @@ export class History {
   }
 
   /**
-   * The number of the nearest entry with a hit, an eviction or a preemption, or null.
+   * The number of the nearest entry with a hit, an eviction, a preemption or a stop at a
+   * breakpoint, or null.
    * @param {number} from
    * @param {1 | -1} direction
    */
   nextEvent(from, direction) {
     for (let k = from + direction; k >= 0 && k < this.entries.length; k += direction) {
-      const { stat, preempted } = this.entries[k];
-      if (stat.hits || stat.evicted || preempted.length) return k;
+      const { stat, preempted, stopped } = this.entries[k];
+      if (stat.hits || stat.evicted || preempted.length || stopped) return k;
     }
     return null;
   }
@@ -154,7 +158,8 @@ export class History {
     const there = entries[place];
     if (there && entry.step <= there.step) {
       // A part of an entry that spans more says nothing new.
-      if (entry.step === there.step) entries[place] = { ...entry, from: there.from };
+      const stopped = entry.stopped || there.stopped;
+      if (entry.step === there.step) entries[place] = { ...entry, from: there.from, stopped };
     } else if (place === entries.length - 1) {
       const from = there ? Math.min(Math.max(entry.from, there.step + 1), entry.step) : entry.from;
       entries.push({ ...entry, from });
