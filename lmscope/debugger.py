@@ -54,6 +54,8 @@ class Debugger:
         at = self._gate.at
         if at is not None:
             state = f"stands at {type(at).__name__} of step {at.step}"
+            for step in self._gate.in_flight:
+                state += f", step {step} in flight"
         elif self._gate.has_ended:
             state = "ended"
         elif self._gate.is_closed:
@@ -66,6 +68,11 @@ class Debugger:
     def at(self) -> Boundary | None:
         """The struct under the cursor; None while the engine runs or is idle."""
         return self._gate.at
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Steps that the device has run, and whose tokens come next; Gate.in_flight says more."""
+        return self._gate.in_flight
 
     @property
     def is_closed(self) -> bool:

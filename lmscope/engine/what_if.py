@@ -271,6 +271,8 @@ def _restore_request(shot: RequestSnapshot, hasher: BlockHasher | None) -> Reque
     request.block_hasher = None
     request.status = _STATUS[shot.status]
     request.num_computed_tokens = shot.num_computed_tokens
+    # The last known token is computed with the next step, unless that is on its way.
+    request.num_output_placeholders = max(0, shot.num_computed_tokens + 1 - request.num_tokens)
     request.num_cached_tokens = shot.num_cached_tokens
     request.num_preemptions = shot.num_preemptions
     request.num_tokens_lost = shot.num_tokens_lost

@@ -27,6 +27,9 @@ class StepCounts(msgspec.Struct):
     preemptions   requests
     started       time of the SchedulerOutput, engine clock
     duration_s    from there to the EngineCoreOutputs; None before
+
+    With overlapping steps `output` and `duration_s` are of the step before, which ends within
+    this one.
     """
 
     step: int = 0

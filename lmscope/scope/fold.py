@@ -76,6 +76,8 @@ class Fold:
         self._readers: list[ref[Changes]] = []
         # drafts of the batches that are on their way
         self._drafts: dict[int, Mapping[str, tuple[int, ...]]] = {}
+        # when the steps that are on their way were scheduled
+        self._started: dict[int, float] = {}
         for request in snapshot.requests:
             self.roster.resume_from(request)
 
@@ -91,6 +93,7 @@ class Fold:
         other.this_step = msgspec.structs.replace(self.this_step)
         other.totals = msgspec.structs.replace(self.totals)
         other._drafts, other.rate = self._drafts.copy(), self.rate.copy()
+        other._started = self._started.copy()
         other._readers = []
         return other
 
@@ -118,7 +121,8 @@ class Fold:
         elif isinstance(boundary, ModelRunnerOutput):
             # Its tokens are taken in with the next struct.
             self._fold_attention(boundary)
-        self.time = boundary.time
+        # A device that ran ahead may have been done before the step after was scheduled.
+        self.time = max(self.time, boundary.time)
         self.boundary = name = type(boundary).__name__
         if name in self.last:
             self.previous[name] = self.last[name]
@@ -195,9 +199,10 @@ class Fold:
             self.roster.leave_engine(record)
         self.totals.output_tokens += sampled
         self.rate.append((outputs.time, sampled))
-        if outputs.step == self.this_step.step:
-            self.this_step.output = sampled
-            self.this_step.duration_s = max(0.0, outputs.time - self.this_step.started)
+        started = self._started.pop(outputs.step, None)
+        self.this_step.output += sampled
+        if started is not None:
+            self.this_step.duration_s = max(0.0, outputs.time - started)
 
     def _fold_request_output(self, output: RequestOutput) -> None:
         if output.request_id not in self.roster.requests:
@@ -224,6 +229,7 @@ class Fold:
         self.pool.changed.update(hit.block_id for hit in self.hits)
         self.pool.changed.update(eviction.block_id for eviction in self.evicted)
         self.hits, self.evicted, self.written, self.preempted = [], [], set(), []
+        self._started[output.step] = output.time
         self.this_step = StepCounts(
             output.step, output.total_num_scheduled_tokens, started=output.time
         )

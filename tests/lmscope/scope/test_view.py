@@ -546,7 +546,7 @@ def test_rejected_drafts_do_not_count_as_computed():
     assert view.blocks[3].num_filled == 0
 
 
-def test_an_answer_that_comes_after_the_next_step_counts_for_its_own():
+def test_an_answer_that_comes_after_the_next_step_counts_in_that_with_its_own_duration():
     view = make_view()
     view.apply(request("a"))
     view.apply(admit("a", [1, 2], 6, time=1.0))
@@ -554,8 +554,8 @@ def test_an_answer_that_comes_after_the_next_step_counts_for_its_own():
     view.apply(EngineCoreOutputs(step=1, time=3.0, outputs=(EngineCoreOutput("a", (33,)),)))
 
     assert view.step == 2
-    assert (view.this_step.step, view.this_step.output) == (2, 0)
-    assert view.this_step.duration_s is None
+    assert (view.this_step.step, view.this_step.output) == (2, 1)
+    assert view.this_step.duration_s == 2.0
     assert view.totals.output_tokens == 1
 
 
