@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.attention_plan import AttentionPlan
+from lmscope.models.lazy_zeros import lazy_zeros
 
 __all__ = [
     "ATTENTION_NAME",
@@ -58,7 +59,7 @@ class KVCache:
 
         def tensors() -> tuple[Tensor, ...]:
             shape = (num_blocks, block_size, num_kv_heads, head_size)
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers))
+            return tuple(lazy_zeros(shape, dtype, device) for _ in range(num_layers))
 
         return cls(key=tensors(), value=tensors())
 
