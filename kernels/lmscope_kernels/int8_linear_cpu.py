@@ -97,7 +97,8 @@ class Int8Linear:
         self.weight = quantize_int8(weight)
         self.bias = None if bias is None else bias.detach().float().contiguous().clone()
         self._packed: Any = None
-        if _packs_fp16():
+        largest = 127 * float(self.weight.scales.max())
+        if _packs_fp16() and largest <= torch.finfo(torch.float16).max:
             dense = self.weight.dequantize()
             self._packed = torch.ops.quantized.linear_prepack_fp16(dense, self.bias)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from lmscope.models.attention_mass import AttentionMass
-from lmscope.models.attention_plan import AttentionPlan
+from lmscope.models.attention_plan import AttentionPlan, Decoding
 from lmscope.models.lazy_zeros import lazy_zeros
 
 __all__ = [
@@ -146,6 +146,11 @@ class BatchView:
             _plans=plans,
             mass=mass,
         )
+
+    def all_decoding(self, window: int | None) -> Decoding | None:
+        """The requests and their keys, when each of them has one row; None otherwise."""
+        decoding = self._plans[window].decoding
+        return decoding if decoding.is_all else None
 
     def attend(
         self,

@@ -20,7 +20,7 @@ from lmscope_kernels.paged_attention import attend_many_rows, attend_one_row_eac
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["AttentionPlan"]
+__all__ = ["AttentionPlan", "Decoding"]
 
 # Rows times tokens of padding that cost as much as one more call per layer.
 _PADDING_PER_CALL = 512
@@ -88,7 +88,7 @@ class _ManyRows:
 
 
 @dataclass(frozen=True)
-class _Decoding:
+class Decoding:
     """The requests that have one query row, as the compiled loops and the groups need them.
 
     rows                    [R]   their rows in the batch
@@ -110,7 +110,7 @@ class _Decoding:
 class AttentionPlan:
     """Who attends to what in one step, for all layers with the same window."""
 
-    decoding: _Decoding
+    decoding: Decoding
     many_rows: tuple[_ManyRows, ...]
 
     @classmethod
@@ -147,7 +147,7 @@ class AttentionPlan:
         num_keys = seq_lens - first_keys
 
         is_decoding = query_lens == 1
-        decoding = _Decoding(
+        decoding = Decoding(
             rows=query_start_loc[:-1][is_decoding].astype(np.int64),
             first_keys=first_keys[is_decoding].astype(np.int32),
             seq_lens=seq_lens[is_decoding].astype(np.int32),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, prepare_decode_kernel
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules import module as torch_module
@@ -45,6 +46,10 @@ class ModelBody:
         self.module = module
         self._chosen = chosen
         self._is_warned = False
+        weight = next(module.parameters())
+        self._decode_kernel = decode_kernel_choice(weight.dtype, weight.device)
+        if self._decode_kernel.name == "numba":
+            prepare_decode_kernel()
         layers = linear_layers(module)
         layout, self._not_lean = _layout_of(module)
         packed = _Packed(chosen, layers, [] if layout is None else layout.groups())
@@ -88,7 +93,12 @@ class ModelBody:
             body = PlanLine(
                 "lean forward",
                 f"the module is a {self._lean.layout.family} without hooks, and both ways gave "
-                "the same logits",
+                "the same logits"
+                + (
+                    "; one to four decoding requests run in one call a layer"
+                    if self._lean.runs_layers_in_one_call
+                    else ""
+                ),
             )
         else:
             body = PlanLine("module of transformers", reason)
@@ -100,7 +110,10 @@ class ModelBody:
             body=body,
             linears=packed.line(self._are_weights_changed()),
             head=packed.head_line(self.module, self._are_weights_changed()),
-            attention=PlanLine("over the paged cache, in torch"),
+            attention=PlanLine(
+                f"over the paged cache; decoding requests in {self._decode_kernel.name}",
+                self._decode_kernel.why,
+            ),
             threads=threads,
             dtype=PlanLine(str(parameters[0].dtype).removeprefix("torch.")),
             memory=PlanLine(

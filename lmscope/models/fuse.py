@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.int8_step import int8_step
 from lmscope.models.linear import Linear
 from lmscope.models.support import longest_unstretched_length
 from lmscope.models.swap import linear_layers
@@ -160,6 +161,12 @@ class LeanForward:
             )
             for layer in layout.layers
         )
+        self._int8_step = int8_step(layout, [step[1:] for step in self._steps])
+
+    @property
+    def runs_layers_in_one_call(self) -> bool:
+        """Whether there is something quicker for one to four requests with one row each."""
+        return self._int8_step is not None
 
     def __call__(
         self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor | None
@@ -177,6 +184,9 @@ class LeanForward:
         if layout.embedding_multiplier != 1.0:
             hidden.mul_(layout.embedding_multiplier)
         cosine, sine = self._rotary(batch)
+        if self._int8_step is not None and self._int8_step.takes(batch, len(token_ids)):
+            self._int8_step(hidden, cosine, sine, batch, kv_cache)
+            return self._logits(hidden if rows is None else hidden.index_select(0, rows))
         last = len(self._steps) - 1
         for index, (layer, qkv, o, gate_up, down) in enumerate(self._steps):
             normed = (
@@ -208,9 +218,12 @@ class LeanForward:
             gate, up = gate_up(normed).chunk(2, -1)
             mlp = down(layer.activation(gate) * up)
             _add(hidden, mlp, layer.after_mlp, layer.residual_multiplier)
-        logits = self._head(_rms_norm(hidden, layout.norm))
-        if layout.logits_divisor != 1.0:
-            logits.div_(layout.logits_divisor)
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._head(_rms_norm(hidden, self.layout.norm))
+        if self.layout.logits_divisor != 1.0:
+            logits.div_(self.layout.logits_divisor)
         return logits
 
 

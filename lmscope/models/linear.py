@@ -12,12 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from lmscope_kernels.int8_linear_cpu import Int8Linear
+from lmscope_kernels.numba_support import why_not_numba
 from torch import Tensor
 from torch.nn import functional as F
+
+from lmscope.checks import nearest
 
 __all__ = [
     "ChosenMethod",
     "Fp16PackedLinears",
+    "Int8Linears",
     "Linear",
     "LinearMethod",
     "PlainLinears",
@@ -134,6 +139,26 @@ class Fp16PackedLinears:
         return 2 * weight.numel()
 
 
+class Int8Linears:
+    """float32 rows times weights of 8 bits, each output with a scale of its own; approximate.
+
+    For one to four rows. More are multiplied by the same weights in half precision.
+    """
+
+    name = "int8"
+
+    def refusal(self, weight: Tensor) -> str | None:
+        return None if bool(weight.isfinite().all()) else "a weight is not a finite number"
+
+    def pack(self, parts: Sequence[WeightAndBias]) -> Linear:
+        return Int8Linear(*_side_by_side(parts))
+
+    def packed_bytes(self, weight: Tensor) -> int:
+        # Weights of 8 bits, the same in half precision where torch packs such, and the scales.
+        has_fp16 = "fbgemm" in torch.backends.quantized.supported_engines
+        return (3 if has_fp16 else 1) * weight.numel() + 4 * len(weight)
+
+
 class ChosenMethod(NamedTuple):
     """A method, and why it is this one."""
 
@@ -152,8 +177,14 @@ def choose_linear_method(
     ValueError when what the user asked for cannot be had.
     """
     if quantization is not None:
-        raise ValueError(
-            f"quantization is {quantization!r}, for which this version has no kernel; leave it out"
+        if quantization != Int8Linears.name:
+            known = (Int8Linears.name,)
+            raise ValueError(f"quantization is {quantization!r}; {nearest(quantization, known)}")
+        reason = _why_not_int8(dtype, device)
+        if reason is not None:
+            raise ValueError(f"quantization is 'int8', which {reason}, or leave quantization out")
+        return ChosenMethod(
+            Int8Linears(), "quantization='int8', approximate; half precision for more than 4 rows"
         )
     if exact:
         return ChosenMethod(PlainLinears(), "exact=True")
@@ -163,6 +194,16 @@ def choose_linear_method(
     return ChosenMethod(
         Fp16PackedLinears(), "float32 on an x86 CPU; exact=True keeps float32 weights"
     )
+
+
+def _why_not_int8(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why 8-bit weights cannot be had here, and what to do; None: they can."""
+    if device.type != "cpu":
+        return f"is for a CPU, and this is {device.type}; use device='cpu'"
+    if dtype != torch.float32:
+        return f"takes float32, and this is {_name(dtype)}; use dtype='float32'"
+    reason = why_not_numba()
+    return None if reason is None else f"needs the extra cpu: {reason}"
 
 
 def _why_not_fp16(dtype: torch.dtype, device: torch.device) -> str | None:

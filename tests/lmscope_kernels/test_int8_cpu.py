@@ -96,6 +96,12 @@ def test_few_and_many_rows_are_multiplied_by_the_same_weights(monkeypatch, shape
     assert relative_error(output.view(-1, 10), expected) < 1e-3
 
 
+def test_weights_beyond_half_precision_are_multiplied_as_float32():
+    linear = Int8Linear(torch.full((2, 8), 1e6))
+
+    assert linear(torch.ones(5, 8)).flatten().tolist() == pytest.approx([8e6] * 10)
+
+
 def make_layer(num_heads, num_kv_heads, head_size, has_bias):
     hidden_size, mlp_size = 48, 80
 
