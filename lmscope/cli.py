@@ -82,7 +82,7 @@ def _demo(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     # A small pool and a small budget, so that eight requests get into each other's way.
-    llm = LLM("demo", block_size=16, num_kv_blocks=36, max_num_batched_tokens=128)
+    llm = LLM("demo", block_size=16, num_kv_blocks=32, max_num_batched_tokens=128)
     print(llm)
     print(f"loaded in {time.perf_counter() - start:.1f} s\n")
 

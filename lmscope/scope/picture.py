@@ -35,6 +35,8 @@ COLUMNS = ("slot", "state", "ref", "fill")
 _STATES = {"empty": 0, "in_use": 1, "kept": 2, "null": 3}
 _HIT, _EVICTED, _WRITTEN = 0x10, 0x20, 0x40
 _MAX_CELLS = 2048
+# Of a window in a pool told in bins: with more blocks, cells are too small for words.
+_MAX_WINDOW_CELLS = 256
 # A larger pool is told in bins.
 _MAX_SINGLE = 150_000
 _MAX_CELL_TEXT = 40
@@ -110,6 +112,9 @@ class PictureEncoder:
         self._has_cells = num_blocks <= _MAX_CELLS
         is_large = in_bins and num_blocks > _MAX_SINGLE
         self._bins = Bins(self._columns) if is_large else None
+        # first block and number of those that the reader of bins wants to see singly
+        self.window: tuple[int, int] | None = None
+        self._window_sent: dict[str, Any] | None = None
         self._rows = Rows()
         self._tree = SentTree(view)
         # the struct that the reader has, and the step as the last frame showed it
@@ -144,6 +149,8 @@ class PictureEncoder:
         }
         known = {block.block_id for block in self.view.blocks.not_empty()}
         header["cells"] = self._cells(sorted(known | self._marked()))
+        self._window_sent = None
+        self._add_window(header)
         self._changes.clear()
         if self._bins is not None:
             return Frame(header, self._bins.columns())
@@ -184,6 +191,7 @@ class PictureEncoder:
             header["tree"] = tree
         block_ids = np.array(sorted(changed), dtype="<u4")
         header["cells"] = self._cells(block_ids.tolist())
+        self._add_window(header)
         self._changes.clear()
         if self._bins is not None:
             return Frame(header, (bins, *self._bins.columns(bins)))
@@ -213,6 +221,27 @@ class PictureEncoder:
                 | (_WRITTEN if block_id in written else 0)
             )
         return _NO_BINS if self._bins is None else self._bins.update(block_ids)
+
+    def _add_window(self, header: dict[str, Any]) -> None:
+        """The blocks that the reader of bins wants to see singly, where they have changed."""
+        if self._bins is None or self.window is None:
+            return
+        first, count = self.window
+        last = min(first + count, self.view.info.num_blocks)
+        columns = [self._columns[name][first:last].tolist() for name in COLUMNS]
+        # A block that nothing ever happened to is what a reader takes for granted.
+        blocks = [
+            [first + place, *values]
+            for place, values in enumerate(zip(*columns, strict=True))
+            if values[1]
+        ]
+        known = [block_id for block_id, *_ in blocks if block_id]
+        evicted = {eviction.block_id: eviction.stored_by for eviction in self.view.evicted}
+        has_cells = count <= _MAX_WINDOW_CELLS
+        cells = [self._cell(self.view.blocks[i], evicted.get(i)) for i in known if has_cells]
+        window = {"first": first, "count": last - first, "blocks": blocks, "cells": cells}
+        if window != self._window_sent:
+            header["window"] = self._window_sent = window
 
     def _marked(self) -> set[int]:
         """Blocks that something happened to in this step, empty now or not."""

@@ -187,6 +187,28 @@ def test_the_page_may_set_the_rate(view: Dashboard, pump: Pump, sent: Any) -> No
     assert [answer["ok"] for answer in frames(sent)] == [True]
 
 
+def test_a_page_of_bins_may_ask_for_single_blocks(
+    view: Dashboard, pump: Pump, sent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmscope.scope.picture._MAX_SINGLE", 10)
+    from_page(view, {"k": "ready"})
+    pump.tick()
+    assert "window" not in frames(sent)[-1]
+
+    from_page(view, {"k": "command", "id": 1, "op": "window", "arg": "0:8"})
+    pump.tick()
+    told = [frame for frame in frames(sent) if frame["k"] in ("full", "delta")][-1]
+    assert (told["window"]["first"], told["window"]["count"]) == (0, 8)
+    assert told["window"]["blocks"][0] == [0, 255, 3, 0, 0]
+
+    for wrong in ("8", "0:0", "0:1025", "24:1", "-1:4", True, "0:8:8"):
+        from_page(view, {"k": "command", "id": 2, "op": "window", "arg": wrong})
+        pump.tick()
+        reply = [frame for frame in frames(sent) if frame["k"] == "reply"][-1]
+        assert not reply["ok"], wrong
+        assert "window is" in reply["error"]
+
+
 def test_buttons_are_answered_and_set_the_gate(
     view: Dashboard, engine: LLM, pump: Pump, sent: Any
 ) -> None:

@@ -13,6 +13,7 @@ from lmscope.scope.replay import Replay
 from lmscope.tap import Source
 from lmscope_widgets.base import LiveView, check_rate
 from lmscope_widgets.controls import Controls
+from lmscope_widgets.feed import Feed
 from lmscope_widgets.protocol import Command
 from lmscope_widgets.pump import Pump
 
@@ -20,6 +21,9 @@ __all__ = ["VIEWS", "Dashboard"]
 
 VIEWS = ("timeline", "blocks", "tree", "tokens", "requests", "debugger")
 """Names of the views that a dashboard can show."""
+
+MOST_WINDOW = 1024
+"""Blocks of a pool told in bins that a page may see singly at once."""
 
 _STATIC = Path(__file__).with_name("static")
 
@@ -64,6 +68,10 @@ class Dashboard(LiveView):
         return None if set(named) >= set(VIEWS) else named or None
 
     def run_command(self, command: Command) -> None:
+        if command.op == "window":
+            if self._feed is not None:
+                self._feed.set_window(self, _checked_window(command.arg, self._feed))
+            return
         if command.op != "rate":
             super().run_command(command)
             return
@@ -72,6 +80,21 @@ class Dashboard(LiveView):
         check_rate(command.arg)
         if self._feed is not None:
             self._feed.set_rate(self, command.arg)
+
+
+def _checked_window(asked: object, feed: Feed) -> tuple[int, int] | None:
+    """First block and number of blocks of `"first:count"`; None for None."""
+    if asked is None:
+        return None
+    first, _, count = str(asked).partition(":")
+    if not (first.isdecimal() and count.isdecimal() and len(str(asked)) < 40):
+        raise ValueError(f'window is {asked!r}; it takes "first:count", for example "4096:256"')
+    num_blocks = feed.tap.info.num_blocks
+    if not 1 <= int(count) <= MOST_WINDOW or int(first) >= num_blocks:
+        raise ValueError(
+            f"window is {asked!r}; it takes 1 to {MOST_WINDOW} of the {num_blocks} blocks"
+        )
+    return int(first), int(count)
 
 
 def _checked_views(views: str | Sequence[str] | None) -> list[str]:

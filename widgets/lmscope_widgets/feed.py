@@ -86,6 +86,7 @@ class _Page:
         self.link = Link(rate_hz)
         self.inbox: deque[Message] = deque(maxlen=_MOST_MESSAGES)
         self.encoder: PictureEncoder | None = None
+        self.window: tuple[int, int] | None = None
         self.knows_end = False
 
 
@@ -175,6 +176,16 @@ class Feed:
         for page in self._pages:
             if page.view() is view:
                 page.link.rate_hz = rate_hz
+        self._pump.wake.set()
+
+    def set_window(self, view: FrameView, window: tuple[int, int] | None) -> None:
+        """Tell a view's page of these blocks singly: first and count; None: of none."""
+        with self.lock:
+            for page in self._pages:
+                if page.view() is view:
+                    page.window = window
+                    # Its next frame is due although nothing has happened.
+                    page.link.hear_ready(self._pump.clock())
         self._pump.wake.set()
 
     def receive(self, view: FrameView, message: Message) -> None:
@@ -353,6 +364,7 @@ class Feed:
             page.encoder = PictureEncoder(self.view, epoch=self._epoch, in_bins=True)
             kind = Send.FULL
         encoder = page.encoder
+        encoder.window = page.window
         frame = encoder.full(self.phase) if kind is Send.FULL else encoder.delta(self.phase)
         message, buffers = frame.to_message()
         message["breaks"] = self.controls.breakpoints

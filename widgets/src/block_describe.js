@@ -67,7 +67,7 @@ export function describeBin(picture, layout, theme, item, lit, cursor) {
     most,
     lit: isLit,
     ...bin
-  } = picture.bins
+  } = picture.bins && layout.perCell > 1
     ? countBins(picture.bins, from, to, litSlot)
     : countBlocks(picture, from, to, litSlot);
   return {

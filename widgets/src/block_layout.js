@@ -183,16 +183,17 @@ export function blocksOf(layout, item) {
  * The range of blocks after zooming by `factor` (below 1: closer) with the block under the
  * pointer held in place. Null when nothing would change.
  * @param {Layout} layout
- * @param {{x: number, y: number, factor: number, total: number, height: number, textSize?: number}} zoom
+ * @param {{x: number, y: number, factor: number, total: number, height: number, textSize?: number,
+ *   bin?: number}} zoom  `bin` as in layoutBlocks
  * @returns {{first: number, count: number} | null}
  */
-export function zoomBlocks(layout, { x, y, factor, total, height, textSize = 12 }) {
+export function zoomBlocks(layout, { x, y, factor, total, height, textSize = 12, bin = 1 }) {
   const count = Math.max(Math.min(24, total), Math.min(total, Math.round(layout.count * factor)));
   const item = itemAt(layout, x, y);
   if (count === layout.count || item === null) return null;
   const [block] = blocksOf(layout, item);
-  const next = layoutBlocks({ count, width: layout.width, height, textSize });
+  const next = layoutBlocks({ count, width: layout.width, height, textSize, bin });
   const nextItem = itemAt(next, x, Math.min(y, next.height - 1)) ?? next.items - 1;
   const first = Math.max(0, Math.min(total - count, block - nextItem * next.perCell));
-  return { first, count };
+  return { first: first - (first % bin), count };
 }

@@ -18,16 +18,22 @@ import { IN_USE } from "./core/picture.js";
 /** @typedef {{theme: Theme, changes: import("./core/picture.js").Changes, height: number}} Look */
 
 const MANY_DIRTY = 0.6;
+/** Blocks of a pool in bins that Python tells singly at once. */
+const MOST_WINDOW = 1024;
+/** Blocks shown by a click on a bin: few enough for names. */
+const CLOSE = 128;
 
 /**
  * @param {HTMLElement} root  an empty element
  * @param {Link} link
- * @param {{context?: CanvasRenderingContext2D, redraw?: () => void, isLive?: boolean}} [options]
+ * @param {{context?: CanvasRenderingContext2D, redraw?: () => void, isLive?: boolean,
+ *   askWindow?: (window: {first: number, count: number} | null) => void}} [options]
  *   `context` draws instead of the canvas's own; `redraw` asks for an update when the range or
- *   the cursor has moved; `isLive` lets news stay long enough to be seen
+ *   the cursor has moved; `isLive` lets news stay long enough to be seen; `askWindow`
+ *   asks for single blocks of a pool in bins, and where it is missing bins are all there is
  */
 export function createBlockMap(root, link, options = {}) {
-  const { context: given, redraw = () => {}, isLive = false } = options;
+  const { context: given, redraw = () => {}, isLive = false, askWindow } = options;
   const canvas = h("canvas", {
     class: "lms-map",
     role: "img",
@@ -72,15 +78,16 @@ export function createBlockMap(root, link, options = {}) {
     const width = root.clientWidth || Number.parseInt(root.style.width, 10) || 0;
     if (!total || !width) return 0;
     const shown = range ?? { first: 0, count: total };
+    const bin = isTold(picture, shown) ? 1 : picture.bins?.size;
     const { colours } = look.theme;
     const key = [
       ...[width, height, textSize, shown.first, shown.count, globalThis.devicePixelRatio],
       ...[colours.name, colours.background, look.theme.ui, link.lit, next.info?.block_size],
-      next.bins?.size,
+      bin,
     ].join();
     let drawn;
     if (key !== drawnKey || !layout || look.changes.all) {
-      const sized = { width, height, textSize, bin: picture.bins?.size };
+      const sized = { width, height, textSize, bin };
       layout = layoutBlocks({ ...shown, ...sized });
       context = given ?? prepare(canvas, width, layout.height);
       drawnKey = key;
@@ -88,7 +95,7 @@ export function createBlockMap(root, link, options = {}) {
     } else drawn = drawSome(picture, layout, look);
     drawnCursor = cursor;
     setAttribute(canvas, "aria-label", `step ${picture.step}: ${summary(picture)}`);
-    readout(line, picture, pointed(layout), link);
+    readout(line, picture, pointed(layout), link, askWindow !== undefined);
     return drawn;
   }
 
@@ -181,10 +188,21 @@ export function createBlockMap(root, link, options = {}) {
     return item === null ? null : blocksOf(layout, item)[0];
   }
 
+  /**
+   * Whether each of these blocks is known by itself.
+   * @param {Picture} of
+   * @param {{first: number, count: number}} blocks
+   */
+  function isTold({ bins, window }, { first, count }) {
+    if (!bins) return true;
+    return window !== null && first >= window.first && first + count <= window.first + window.count;
+  }
+
   /** @param {{first: number, count: number} | null} wanted */
   function show(wanted) {
     if (!picture) return;
     range = wanted && wanted.count < picture.numBlocks ? wanted : null;
+    if (picture.bins) askWindow?.(range && range.count <= MOST_WINDOW ? range : null);
     redraw();
   }
 
@@ -192,6 +210,7 @@ export function createBlockMap(root, link, options = {}) {
   listen(cleanups, canvas, "pointerleave", () => point(null));
   listen(cleanups, canvas, "click", (event) => {
     const block = blockAt(event);
+    if (block !== null && comeCloser(block)) return;
     const owner = block === null ? undefined : picture?.ownersOf(block)[0];
     if (owner !== undefined) link.toggle(owner);
   });
@@ -205,12 +224,14 @@ export function createBlockMap(root, link, options = {}) {
       const isMeant = event.ctrlKey || document.activeElement === canvas;
       const isSmall =
         layout && (range !== null || layout.level === "mark" || layout.level === "bin");
-      if (!isMeant || !isSmall || !layout || !picture || picture.bins) return;
+      if (!isMeant || !isSmall || !layout || !picture) return;
+      if (picture.bins && !askWindow) return;
       event.preventDefault();
       const bounds = canvas.getBoundingClientRect();
       const zoomed = zoomBlocks(layout, {
         ...{ x: event.clientX - bounds.left, y: event.clientY - bounds.top },
         ...{ factor: event.deltaY > 0 ? 1.5 : 1 / 1.5, total: picture.numBlocks, height, textSize },
+        bin: picture.bins && layout.count > MOST_WINDOW ? picture.bins.size : 1,
       });
       if (zoomed) show(zoomed);
     },
@@ -226,10 +247,26 @@ export function createBlockMap(root, link, options = {}) {
       moveCursor(Math.max(0, Math.min(picture.numBlocks - 1, block)));
     } else if (event.key === "Enter" && cursor !== null) {
       event.preventDefault();
+      if (comeCloser(cursor)) return;
       const owner = picture.ownersOf(cursor)[0];
       if (owner !== undefined) link.toggle(owner);
+    } else if (event.key === "Escape" && range !== null) {
+      event.stopPropagation();
+      show(null);
     } else if (event.key === "Escape" && cursor !== null) point(null);
   });
+
+  /**
+   * From a bin to its blocks.
+   * @param {number} block
+   * @returns {boolean} whether there is anything to come closer to
+   */
+  function comeCloser(block) {
+    if (!picture?.bins || !askWindow || layout?.level !== "bin") return false;
+    const first = Math.max(0, Math.min(block, picture.numBlocks - CLOSE));
+    show({ first, count: CLOSE });
+    return true;
+  }
 
   /** @param {number} block */
   function moveCursor(block) {

@@ -37,14 +37,15 @@ export function summary(picture) {
  * @param {Picture} picture
  * @param {number[]} blocks  those in the cell pointed at, none when there is none
  * @param {Link} link
+ * @param {boolean} [canAsk]  whether single blocks of a pool in bins can be had
  */
-export function readout(line, picture, blocks, link) {
+export function readout(line, picture, blocks, link, canAsk = false) {
   const parts =
     blocks.length === 0
       ? requestLine(picture, link.lit)
       : blocks.length === 1
         ? blockLine(picture, blocks[0])
-        : binLine(picture, blocks);
+        : binLine(picture, blocks, canAsk);
   const key = parts.map((part) => part.join("")).join("\n");
   if (line.dataset.key === key) return;
   line.dataset.key = key;
@@ -86,13 +87,16 @@ function blockLine(picture, block) {
 /**
  * @param {Picture} picture
  * @param {number[]} blocks
+ * @param {boolean} canAsk  for single blocks
  * @returns {[string[], string[], string[]]}
  */
-function binLine(picture, blocks) {
+function binLine(picture, blocks, canAsk) {
   const from = blocks[0];
   const to = blocks[blocks.length - 1] + 1;
-  const { bins } = picture;
-  const { used, kept } = bins ? countBins(bins, from, to) : countBlocks(picture, from, to);
+  const { bins, window } = picture;
+  const isTold = window !== null && from >= window.first && to <= window.first + window.count;
+  const { used, kept } =
+    bins && !isTold ? countBins(bins, from, to) : countBlocks(picture, from, to);
   const empty = to - from - used - kept - (from === 0 ? 1 : 0);
   const states = `${count(used)} in use, ${count(kept)} kept, ${count(empty)} empty`;
   return [
@@ -100,7 +104,9 @@ function binLine(picture, blocks) {
     [states],
     [
       bins
-        ? "a pool of this size is shown in bins"
+        ? canAsk
+          ? "click, or Enter, to see single blocks; double click or Esc for all"
+          : "a pool of this size is shown in bins"
         : "pinch, or click and turn the wheel, to see single blocks; double click for all",
     ],
   ];

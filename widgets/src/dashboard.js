@@ -48,6 +48,7 @@ import { drawTreeTable, treeSummary } from "./tree_words.js";
  * @property {(entry: number) => void} [onSeek]
  * @property {import("./actions.js").Actions} [actions]
  * @property {() => void} [onReturn]  from looking back
+ * @property {(window: {first: number, count: number} | null) => void} [askWindow]  as in block_map.js
  */
 
 /** Least widths in px at 12 px text. */
@@ -103,7 +104,7 @@ export function createDashboard(host, options = {}) {
     header: createHeader(head, { title: options.title, onReturn: options.onReturn }),
     banner: createBanner(banner),
     timeline: createTimeline(time.body, link, { onSeek }),
-    map: createBlockMap(map.body, link, { redraw: schedule, isLive }),
+    map: createBlockMap(map.body, link, { redraw: schedule, isLive, askWindow: options.askWindow }),
     tree: createTree(tree.body, link),
     tokens: createTokens(tokens.body, tokens.corner, link, { redraw: schedule, onSeek }),
     requests: createRequests(requests.body, link, { isLive }),

@@ -90,6 +90,9 @@ function renderView(stream, model, el) {
     actions: live.actions,
     onSeek: (entry) => look.goTo(entry),
     onReturn: () => look.end(),
+    askWindow: (asked) => {
+      commands.send("window", asked && `${asked.first}:${asked.count}`);
+    },
   });
   const commands = createCommands(
     (message) => stream.send(message),

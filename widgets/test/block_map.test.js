@@ -49,13 +49,14 @@ function sample() {
   );
 }
 
-function mapOf(picture, link = createLink()) {
+function mapOf(picture, link = createLink(), more = {}) {
   const root = page.document.createElement("div");
   page.document.body.append(root);
   const context = recordingContext();
   const tracker = picture.track();
   let redraws = 0;
   const map = createBlockMap(root, link, {
+    ...more,
     context,
     redraw: () => {
       redraws++;
@@ -294,6 +295,53 @@ test("bins are drawn as they come: a stack in the hue of most, marks where somet
     root.querySelector(".lms-readout").textContent,
     /blocks 1,467 to 1,955 200 in use, 100 kept, 189 empty.*in bins/,
   );
+});
+
+test("a click on a bin asks for its blocks and shows them, Escape goes back", () => {
+  const bins = Array.from({ length: 2045 }, () => [0, 0, 255, 0]);
+  bins[3] = [2, 1, 1, 0x10];
+  const picture = pictureOf(binned("full", 489, bins, { rows: [row("a", { slot: 1 })] }));
+  const asked = [];
+  const askWindow = (window) => asked.push(window);
+  const { draw, map, context, root } = mapOf(picture, createLink(), { askWindow });
+  draw();
+  const box = boxOf(map.layout, 3);
+  page.point(map.canvas, "pointermove", box.x + 2, box.y + 2);
+  draw();
+  assert.match(root.querySelector(".lms-readout").textContent, /click, or Enter.*single blocks/);
+  page.point(map.canvas, "click", box.x + 2, box.y + 2);
+  assert.deepEqual(asked, [{ first: 1467, count: 128 }]);
+  draw();
+  assert.equal(map.layout.level, "bin"); // they have not come yet
+
+  const window = {
+    ...{ first: 1467, count: 128 },
+    blocks: [
+      [1467, 1, 0x11, 1, 4],
+      [1469, 1, 2, 0, 4],
+    ],
+    cells: [[1467, ["a"], "its text", "a", null, "beef"]],
+  };
+  const frame = binned("delta", 489, [], { window });
+  assert.equal(picture.apply(frame, columns(frame)), "applied");
+  context.calls.length = 0;
+  assert.equal(draw(), 128);
+  assert.deepEqual([map.layout.perCell, map.layout.first], [1, 1467]);
+  assert.ok(texts(context).includes("1467"));
+  const cell = boxOf(map.layout, 0);
+  page.point(map.canvas, "pointermove", cell.x + 2, cell.y + 2);
+  draw();
+  assert.match(
+    root.querySelector(".lms-readout").textContent,
+    /block 1467.*in use by a.*its text.*beef/,
+  );
+  // A copy for looking back has the bins alone.
+  assert.deepEqual([picture.clone().window, picture.clone().state.length], [null, 0]);
+
+  map.canvas.dispatchEvent(new page.window.KeyboardEvent("keydown", { key: "Escape" }));
+  assert.equal(asked.at(-1), null);
+  draw();
+  assert.equal(map.layout.level, "bin");
 });
 
 test("in a box with less room a cell stands for several bins", () => {

@@ -365,6 +365,30 @@ def test_who_wants_single_blocks_gets_them_from_any_pool():
     assert frame.columns[1][0] == NULL
 
 
+def test_a_window_of_a_large_pool_tells_its_blocks_and_stays_small():
+    view = plain_view(1_000_000)
+    arrive(view, 1)
+    begin(view, blocks=range(1, 2000))
+    encoder = PictureEncoder(view, in_bins=True)
+    encoder.window = (0, 1024)
+    full = encoder.full("live")
+
+    window = full.header["window"]
+    assert (window["first"], window["count"], window["cells"]) == (0, 1024, [])
+    in_use = {block_id for block_id, _, state, *_ in window["blocks"] if state & 0xF == 1}
+    assert in_use == set(range(1, 1024))
+    message, buffers = full.to_message()
+    assert len(json.dumps(message)) + sum(map(len, buffers)) < 64_000
+    assert "window" not in encoder.delta("live").header, "nothing in it has changed"
+
+    encoder.window = (1990, 256)
+    told = encoder.delta("live").header["window"]
+    assert [cell[0] for cell in told["cells"]] == list(range(1990, 2000))
+    assert [block[0] for block in told["blocks"]] == list(range(1990, 2000))
+    encoder.window = (999_990, 1024)
+    assert encoder.delta("live").header["window"]["count"] == 10
+
+
 def test_bins_kept_up_are_the_same_as_bins_counted_anew():
     rng = np.random.default_rng(3)
     columns = {name: np.zeros(5000, np.uint8) for name in ("slot", "state", "ref", "fill")}

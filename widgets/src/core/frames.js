@@ -165,8 +165,14 @@
  * @property {string[]} [gone]
  * @property {Cell[]} [cells]
  * @property {number} [bin]  blocks in a bin, where the columns are of bins
+ * @property {Window} [window]  of a pool in bins: the blocks that were asked for
  * @property {string} note
  * @property {Record<string, number[]>} [columns]  in a page
+ */
+
+/**
+ * Blocks told singly: those not among `blocks`, as id, slot, state, ref and fill, are empty.
+ * @typedef {{first: number, count: number, blocks: number[][], cells: Cell[]}} Window
  */
 
 /** @typedef {{all: boolean, blocks: Set<number>, rows: Set<string>, list: boolean}} Changes */

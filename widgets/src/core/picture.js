@@ -95,6 +95,8 @@ export class Picture {
     this.writtenFrom = new Uint8Array(0);
     /** A pool too large to be told block by block; the columns above are empty then. */
     this.bins = /** @type {Bins | null} */ (null);
+    /** Of a pool in bins, the blocks that are told singly. @type {{first: number, count: number} | null} */
+    this.window = null;
     /** @type {Set<Tracker>} */
     this.trackers = new Set();
   }
@@ -139,6 +141,7 @@ export class Picture {
       const before = frame.k === "full" ? new Map() : this.tree.nodes;
       this.tree = mergeTree(before, frame.tree);
     }
+    if (frame.window && this.bins) this.#applyWindow(frame.window);
     if (frame.speed !== undefined) this.speed = frame.speed;
     if (frame.breaks) this.breaks = frame.breaks;
     this.log = (frame.log ?? []).map(entryOf);
@@ -156,7 +159,9 @@ export class Picture {
     const other = Object.assign(new Picture(), this);
     other.rows = new Map(this.rows);
     other.cells = new Map(this.cells);
-    for (const name of COLUMNS) other[name] = this[name].slice();
+    // What was told singly in a pool of bins would be most of a copy.
+    if (this.bins) other.forgetWindow();
+    else for (const name of COLUMNS) other[name] = this[name].slice();
     other.bins = this.bins && copyBins(this.bins);
     other.trackers = new Set();
     return other;
@@ -195,6 +200,7 @@ export class Picture {
     this.bins = frame.bin ? copyBins({ size: frame.bin, ...columns }) : null;
     const before =
       follows && size === this.numBlocks ? { state: this.state, fill: this.fill } : null;
+    this.window = null;
     this.writtenFrom = new Uint8Array(size);
     if (before) {
       for (let block = 0; block < size; block++) {
@@ -278,6 +284,34 @@ export class Picture {
     for (let k = 0; k < ids.length; k++)
       for (const name of OF_BINS) bins[name][ids[k]] = columns[name][k];
     return Array.from(ids, (bin) => bin * bins.size);
+  }
+
+  /** Back to bins alone. */
+  forgetWindow() {
+    this.window = null;
+    this.cells = new Map();
+    for (const name of COLUMNS) this[name] = new Uint8Array(0);
+  }
+
+  /** @param {import("./frames.js").Window} window */
+  #applyWindow({ first, count, blocks, cells }) {
+    if (this.state.length !== this.numBlocks)
+      for (const name of COLUMNS) this[name] = new Uint8Array(this.numBlocks);
+    const last = Math.min(first + count, this.numBlocks);
+    for (const name of COLUMNS) this[name].fill(0, first, last);
+    for (const [block, slot, state, ref, fill] of blocks) {
+      if (block < first || block >= last) throw new Error(`block ${block} is not in its window`);
+      this.slot[block] = slot;
+      this.state[block] = state;
+      this.ref[block] = ref;
+      this.fill[block] = fill;
+      if (state & WRITTEN) this.writtenFrom[block] = Math.max(0, fill - 1);
+    }
+    this.window = { first, count: last - first };
+    this.cells = new Map(cells.map((cell) => [cell[0], cell]));
+    this.#changed((changes) => {
+      changes.all = true;
+    });
   }
 
   /** @param {(changes: Changes) => void} note */

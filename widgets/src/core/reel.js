@@ -59,7 +59,7 @@ export class Reel {
       const start = picture.clone();
       // What is told once a frame is known to the history, or is shown by the last frame only.
       start.log = [];
-      bytes = FRAME_BYTES + picture.state.length * 5 + (picture.bins?.used.length ?? 0) * 6;
+      bytes = FRAME_BYTES + start.state.length * 5 + (picture.bins?.used.length ?? 0) * 6;
       bytes += picture.rows.size * ROW_BYTES + picture.cells.size * CELL_BYTES;
       this.stretches.push({ start, deltas: [], bytes });
     }
