@@ -202,3 +202,27 @@ def test_derived_seeds_differ_from_each_other_and_from_small_ones():
     assert min(seeds) > 2**32
     assert max(seeds) < 2**64
     assert derived_seed(0, 0) == derived_seed(0, 0)
+
+
+@pytest.mark.parametrize("num_left", [1, 3, 1_000, 12_250, 30_000, 49_000])
+def test_few_tokens_that_are_left_are_drawn_from_as_all_would_be(num_left: int):
+    generator = torch.Generator().manual_seed(num_left)
+    logits = torch.full((3, 49_000), -math.inf)
+    for row in logits:
+        left = torch.randperm(49_000, generator=generator)[:num_left]
+        row[left] = torch.randn(num_left, generator=generator)
+    best, tokens = draw_tokens(logits, [1, 2, 3], [4, 5, 6])
+    noise = gumbel_noise(row_keys([1, 2, 3], [4, 5, 6]), torch.arange(49_000, dtype=torch.int32))
+    expected = (noise + logits).max(dim=-1)
+    assert tokens.equal(expected.indices)
+    # A logarithm may be rounded otherwise at another place of a buffer.
+    torch.testing.assert_close(best, expected.values, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_left", [0, 2])
+def test_no_token_and_no_number_are_told_apart_among_few(num_left: int):
+    logits = torch.full((1, 1_000), -math.inf)
+    assert draw_tokens(logits, [1], [0])[0].item() == -math.inf
+    logits[0, :num_left] = 1.0
+    logits[0, 500] = math.nan
+    assert math.isnan(draw_tokens(logits, [1], [0])[0].item())
