@@ -4,6 +4,7 @@
  */
 import { h } from "./core/dom.js";
 import { inflate } from "./core/inflate.js";
+import { actionOf } from "./core/keys.js";
 import { Player } from "./core/player.js";
 import { createDashboard } from "./dashboard.js";
 import { KINDS } from "./debugger.js";
@@ -90,6 +91,13 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
     changed: () => dashboard.redraw(),
     nextEvent: (from, direction) => history.nextEvent(from, direction),
   });
+  // Nobody has to click before the keys work: the page has nothing else to take them.
+  const onKey = (/** @type {KeyboardEvent} */ event) => {
+    if (event.defaultPrevented || event.target !== document.body) return;
+    const action = actionOf(event);
+    if (action && dashboard.perform(action)) event.preventDefault();
+  };
+  document.addEventListener("keydown", onKey);
   const step = settings.get("step");
   seek(step === null ? player.length - 1 : player.placeOf(Number(step)));
   const selected = settings.get("sel");
@@ -101,6 +109,7 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
     transport,
     seek,
     destroy() {
+      document.removeEventListener("keydown", onKey);
       transport.destroy();
       dashboard.destroy();
     },

@@ -42,6 +42,19 @@ test("a run opens at its end, or at the step of the address", () => {
   assert.equal(chosen.run.dashboard.link.selected, "r1");
 });
 
+test("keys work before anything was clicked, and not twice when it was", () => {
+  const { run, key, step } = open("step=5");
+  page.key(page.document.body, "ArrowRight");
+  assert.equal(step(), 6);
+  key("ArrowRight");
+  assert.equal(step(), 7);
+  page.key(page.document.body, "x");
+  assert.equal(step(), 7);
+  run.destroy();
+  page.key(page.document.body, "ArrowRight");
+  assert.equal(step(), 7);
+});
+
 test("keys move through the steps", () => {
   const { key, step, run } = open("step=5");
   key("ArrowRight");
