@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 
@@ -87,6 +87,28 @@ def test_the_map_changes_while_the_model_generates_and_the_last_picture_is_store
     notebook.run(5)
     (left,) = notebook.outputs(1)
     assert set(left["data"]) == {"text/html", "text/plain"}
+    check_untrusted(lab, stored)
+
+
+def check_untrusted(lab: Lab, stored: dict[str, Any]) -> None:
+    """A notebook that nobody here has signed shows the stored picture and its numbers."""
+    page = nbformat.v4.new_markdown_cell("Sent by somebody else.")
+    output = nbformat.v4.new_output("display_data", data=stored["data"])
+    script = nbformat.v4.new_output(
+        "display_data", data={"text/html": "<script>window.stolen = 1</script><p>theirs</p>"}
+    )
+    cell = nbformat.v4.new_code_cell("watch(llm)", outputs=[output, script])
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    sent = nbformat.v4.new_notebook(cells=[page, cell], metadata=metadata)
+    nbformat.write(sent, lab.folder / "untrusted.ipynb")
+    notebook = lab.open_again("untrusted.ipynb")
+    image = notebook.page.locator('.jp-OutputArea img[src^="data:image/png"]')
+    assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1600
+    assert "blocks used" in image.get_attribute("alt")
+    table = notebook.page.locator(".jp-OutputArea table").inner_text()
+    assert "finished at step" in table
+    assert notebook.page.get_by_text("theirs").count() == 1
+    assert notebook.page.evaluate("() => window.stolen") is None
 
 
 def test_the_first_tutorial_runs_in_the_browser_and_its_live_view_moves(
