@@ -47,5 +47,10 @@ def use_torch_threads() -> bool:
     if not has_safe_threads():
         return False
     numba = importlib.import_module("numba")
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    num_threads = torch.get_num_threads()
+    numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+    # numba starts its pool by giving the calling thread every core, in the OpenMP that is torch's
+    # too; a torch that was told one thread would run on all of them from then on.
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
     return True

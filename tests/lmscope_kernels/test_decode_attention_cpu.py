@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -206,3 +209,23 @@ def test_without_numba_torch_runs_and_the_reason_says_what_to_install(monkeypatc
 
     assert choice.name == "torch"
     assert "lmscope[cpu]" in choice.why
+
+
+@needs_numba
+def test_torch_keeps_its_one_thread_when_numba_starts_its_own():
+    code = (
+        "import torch\n"
+        "torch.set_num_threads(1)\n"
+        "from lmscope_kernels.decode_attention_cpu import prepare_decode_kernel\n"
+        "from lmscope_kernels.numba_support import use_torch_threads\n"
+        "prepare_decode_kernel()\n"
+        "use_torch_threads()\n"
+        "print(torch.get_num_threads())"
+    )
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+
+    assert done.stdout.strip() == "1"
