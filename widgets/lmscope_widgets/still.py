@@ -28,6 +28,8 @@ _MOST_TEXTS = 5_000
 _MOST_WHY = 160
 _MOST_ID = 60
 _MOST_ALT = 800
+# Long lines wrap where styles are kept.
+_PRE = '<pre style="white-space:pre-wrap">'
 
 # What to give up, in this order, until the picture fits.
 _QUALITIES: tuple[dict[str, Any], ...] = (
@@ -143,7 +145,7 @@ def _struct(frame: Mapping[str, Any]) -> str:
         for name, value in struct["fields"]
     ]
     kind = _cell(str(struct["kind"]), _MOST_ID)
-    return words + "<pre>" + "\n".join([kind, *lines]) + "</pre>\n"
+    return words + _PRE + "\n".join([kind, *lines]) + "</pre>\n"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -208,7 +210,7 @@ def _texts(rows: Sequence[Mapping[str, Any]]) -> str:
         name = _cell(str(row["id"]), _MOST_ID)
         # A prompt is one line; what the model wrote keeps its lines.
         parts.append(f"{name}  {' '.join(prompt.split())}\n{output}".rstrip())
-    return "<pre>" + "\n\n".join(parts) + "</pre>\n"
+    return _PRE + "\n\n".join(parts) + "</pre>\n"
 
 
 def _cell(text: str, most: int) -> str:
