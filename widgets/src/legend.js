@@ -53,7 +53,10 @@ export function createLegend(root) {
           : "";
       };
       root.replaceChildren(
-        h("span", { class: "lms-group" }, h("b", {}, "Hue is a request.")),
+        // The debugger alone has no hues.
+        views.some((view) => view !== "debugger")
+          ? h("span", { class: "lms-group" }, h("b", {}, "Hue is a request."))
+          : "",
         group("blocks", "Blocks", BLOCKS),
         group("timeline", "Steps", STEPS),
       );
