@@ -46,9 +46,11 @@ format: $(DEV)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# Interleaved rounds against transformers; takes minutes and wants a quiet machine.
+# Interleaved rounds against transformers, and vLLM and llama.cpp where VLLM_PYTHON and LLAMA_PYTHON
+# name interpreters that have them; takes half an hour and wants a quiet machine. BENCH adds options.
 bench: $(CORE)
-	$(BIN)/python kernels/benchmarks/peers.py $(BENCH)
+	@mkdir -p build
+	$(BIN)/python kernels/benchmarks/peers.py --out build/bench.json $(BENCH)
 
 # The tests that draw their own inputs, with new and many more of them than in `make test`.
 fuzz: $(DEV)

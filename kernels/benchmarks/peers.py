@@ -60,8 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peers, skipped = _start_all(options)
     try:
         folder = str(peers["lmscope"].ready["model"])
-        floors = _floors(folder, options.threads)
-        results = []
+        report: dict[str, Any] = {
+            "date": datetime.date.today().isoformat(),
+            "threads": options.threads,
+            "rounds": options.rounds,
+            "cores": os.cpu_count(),
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "engines": {name: peer.ready for name, peer in peers.items()},
+            "skipped": skipped,
+            "floors": _floors(folder, options.threads),
+            "workloads": [],
+        }
         for name in options.workloads.split(","):
             workload = make_workload(name, make_encoder(folder))
             own = {
@@ -69,26 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for engine, peer in peers.items()
                 if engine not in ONLY_SHARED or name.startswith("shared")
             }
-            results.append(measure(own, workload, options.rounds))
+            result = measure(own, workload, options.rounds)
+            report["workloads"].append(result.as_data())
+            report["load_average"] = {"before": load_before, "after": os.getloadavg()}
+            if options.out:  # each time, so that what ends a long run loses one workload
+                Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
             print(f"{name} is done", file=sys.stderr, flush=True)
     finally:
         for peer in peers.values():
             peer.close()
-    report = {
-        "date": datetime.date.today().isoformat(),
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "cores": os.cpu_count(),
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "engines": {name: peer.ready for name, peer in peers.items()},
-        "skipped": skipped,
-        "floors": floors,
-        "workloads": [result.as_data() for result in results],
-    }
-    if options.out:
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
     return show([report])
 
 
@@ -247,7 +246,7 @@ def measure(peers: dict[str, Peer], workload: Workload, rounds: int) -> Result:
         measured = {name: _run(peers[name], workload) for name in rotated(list(peers), number)}
         for name, (run, token_ids) in measured.items():
             expected = measured[REFERENCE][1]
-            leads = ()
+            leads: tuple[float, ...] = ()
             if name == EXACT and number == 0:
                 leads = _leads(peers[REFERENCE], workload, token_ids, expected)
             fields = {**run, "equal": equal_share(token_ids, expected), "leads": leads}

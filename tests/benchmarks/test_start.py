@@ -37,7 +37,7 @@ def test_imports_are_measured_in_pairs_and_written_down(tmp_path, capsys, monkey
     monkeypatch.setattr(start, "_run", run)
     out = tmp_path / "start.json"
 
-    assert start.main(["--loads", "0", "--imports", "2", "--out", str(out)]) == 0
+    assert start.main(["--starts", "0", "--loads", "0", "--imports", "2", "--out", str(out)]) == 0
 
     # each first in turn, and the first pair does not count
     assert order == ["lmscope", "pandas", "pandas", "lmscope", "lmscope", "pandas"]
@@ -47,7 +47,39 @@ def test_imports_are_measured_in_pairs_and_written_down(tmp_path, capsys, monkey
 
 def test_an_import_that_is_slower_than_pandas_fails(monkeypatch):
     monkeypatch.setattr(start, "_run", lambda code, *_: "0.4" if "lmscope" in code else "0.3")
-    assert start.main(["--loads", "0", "--imports", "3"]) == 1
+    assert start.main(["--starts", "0", "--loads", "0", "--imports", "3"]) == 1
+
+
+def test_starts_are_measured_in_pairs_and_the_first_does_not_count(demo_model, monkeypatch):
+    order = []
+
+    def run(code, *arguments, **environment):
+        order.append("theirs" if code == start.TRANSFORMERS else "ours")
+        assert arguments == (("1", str(demo_model)) if order[-1] == "theirs" else ("1",))
+        assert environment == {"OMP_NUM_THREADS": "1"}
+        now = start.time.monotonic()
+        return json.dumps({"loaded": now, "answered": now + 1, "cpu": len(order)})
+
+    monkeypatch.setattr(start, "_run", run)
+    seconds = start.measure_starts(2, threads=1)
+    assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert seconds[f"{start.OURS}, CPU time"] == [4, 5]
+    assert seconds[f"{start.THEIRS}, CPU time"] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [(5.9, 5.9, ["met", "met"]), (5.9, 5.8, ["MISSED", "met"]), (6.0, 7.0, ["met", "MISSED"])],
+)
+def test_a_start_has_two_goals(ours, theirs, words):
+    lines, status = start.verdict({start.OURS: [ours], start.THEIRS: [theirs]})
+    assert [line.split(":")[0] for line in lines] == words
+    assert status == int("MISSED" in words)
+
+
+def test_the_code_that_starts_transformers_runs(demo_model):
+    took = start._start(start.TRANSFORMERS, 1, str(demo_model))
+    assert 0 < took[""] < took[", to the first token"]
 
 
 def test_a_failing_process_says_why():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 
 import scheduler_load
 import scheduler_worker
@@ -68,8 +69,8 @@ def test_a_missed_goal_is_said_and_changes_the_exit_status():
 def test_the_table_has_a_line_for_each_comparison():
     lines = watching.table([comparison([11.0] * 3, [10.0] * 3)])
     assert (
-        lines[-1]
-        == "| what | 3 | 11.0, 11.0 to 11.0 | 10.0, 10.0 to 10.0 | 1.100, 1.100 to 1.100 |"
+        lines[-1] == "| what | 3 | 11.0, 11.0 to 11.0 | 10.0, 10.0 to 10.0 | 1.00, 1.00 to 1.00 "
+        "| 1.100, 1.100 to 1.100 |"
     )
 
 
@@ -86,13 +87,34 @@ def test_the_scheduler_alone_needs_no_model(tmp_path, capsys, monkeypatch):
     assert [len(each["with_it"]) for each in report["comparisons"]] == [2, 2]
 
 
-def test_recording_is_measured_on_the_engine_thread(demo_model):
-    result = watching.measure_model(str(demo_model), "2x20", num_output_tokens=4, pairs=2)
-    assert len(result.with_it) == len(result.without) == 2
-    assert min(result.with_it + result.without) > 0
+def test_recording_is_measured_with_the_model_and_judged_without_it(demo_model):
+    results = watching.measure_model(str(demo_model), "2x20", num_output_tokens=4, pairs=2)
+    assert [each.what.split(", ")[0] for each in results] == [
+        "recording",
+        "recording to a file",
+    ] * 2
+    for each in results:
+        assert len(each.with_it) == len(each.without) == 2
+        assert min(each.with_it + each.without) > 0
+    with_model, alone = results[:2], results[2:]
+    assert [each.most_us for each in with_model] == [None, None]
+    step_us = statistics.median(with_model[0].without)
+    assert {each.most_us for each in alone} == {watching.MOST_RECORDING_SHARE * step_us}
 
 
-def test_recording_is_measured_without_a_model_too():
-    result = watching.measure_script(pairs=2)
-    assert len(result.with_it) == len(result.without) == 2
-    assert result.goal is None
+def test_what_a_tap_costs_is_measured_on_the_structs_of_a_step():
+    one, sixteen = watching.measure_tap(pairs=2, num_steps=10)
+    # what was scheduled, what was sampled, what was taken in, and an output for each request
+    assert one.what == "a tap nobody listens to, 1 requests, 4 structs"
+    assert sixteen.what == "a tap nobody listens to, 16 requests, 19 structs"
+    assert one.most_us == watching.MOST_TAP_US
+
+
+def test_microseconds_that_are_added_have_a_goal_of_their_own():
+    met = watching.Comparison("what", [11.0], [10.0], most_us=1.0)
+    missed = met._replace(with_it=[11.1])
+    assert watching.verdict([met]) == (
+        ["what: met, 1.00 µs a step more, the goal is at most 1"],
+        0,
+    )
+    assert watching.verdict([missed])[1] == 1
