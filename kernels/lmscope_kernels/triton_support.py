@@ -24,6 +24,7 @@ __all__ = [
     "Tile",
     "attention_tile",
     "capability",
+    "check_contiguous",
     "check_strides",
     "check_tensors",
     "dot",
@@ -100,12 +101,15 @@ def attention_tile(
     """
     is_wide = head_size > 64
     if dtype == torch.float32:
-        # IEEE products keep whole tiles in registers.
-        return Tile(16, 32 if not is_wide else 16, num_warps=4, num_stages=2)
+        # IEEE products keep whole tiles in registers. Of wide tiles sm_80 spills with 16 keys, and
+        # newer ones with 32.
+        return Tile(16, 16 if is_wide and capability >= (9, 0) else 32, num_warps=4, num_stages=2)
     if not has_many_rows:
-        return Tile(16, 64 if not is_wide else 32, num_warps=4, num_stages=2)
-    # 64 rows with four warps spill on sm_80 at head size 128.
-    return Tile(128, 64, num_warps=8, num_stages=2)
+        # With two stages, wide keys spill on sm_80.
+        return Tile(16, 32, num_warps=4, num_stages=3) if is_wide else Tile(16, 64, 4, 2)
+    # 64 wide keys spill on sm_80.
+    num_keys = 32 if is_wide and capability < (9, 0) else 64
+    return Tile(128, num_keys, num_warps=8, num_stages=2)
 
 
 @cache
@@ -192,6 +196,16 @@ def check_strides(**tensors: Tensor | None) -> None:
             raise ValueError(
                 f"{name} begins at {tensor.data_ptr():#x}, must begin at a multiple of 16 bytes; "
                 f"copy it into a tensor of its own"
+            )
+
+
+def check_contiguous(**tensors: Tensor | None) -> None:
+    """Raise unless each tensor that is given lies in memory without gaps, in order."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} has strides {tuple(tensor.stride())}, must be contiguous; "
+                f"call contiguous() on it"
             )
 
 
