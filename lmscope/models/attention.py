@@ -7,6 +7,7 @@ global: what a layer attends to is in the two.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +56,37 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Zeros, so that what is read past the end of a request is finite."""
+        """Zeros, so that what is read past the end of a request is finite.
 
-        def tensors() -> tuple[Tensor, ...]:
+        ValueError, with the number of blocks that would fit, when there is no memory for them.
+        """
+
+        def tensors(num_blocks: int) -> tuple[Tensor, ...]:
             shape = (num_blocks, block_size, num_kv_heads, head_size)
-            return tuple(lazy_zeros(shape, dtype, device) for _ in range(num_layers))
+            return tuple(lazy_zeros(shape, dtype, device) for _ in range(2 * num_layers))
 
-        return cls(key=tensors(), value=tensors())
+        def fits(num_blocks: int) -> bool:
+            try:
+                tensors(num_blocks)
+            except RuntimeError:
+                return False
+            return True
+
+        try:
+            both = tensors(num_blocks)
+        except RuntimeError as error:
+            most = bisect_left(range(1, num_blocks), True, key=lambda count: not fits(count))
+            block_bytes = 2 * num_layers * block_size * num_kv_heads * head_size * dtype.itemsize
+            advice = (
+                f"use num_kv_blocks={most} or less, or free some memory"
+                if most > 1  # block 0 is nobody's
+                else "free some memory"
+            )
+            raise ValueError(
+                f"the KV cache of {num_blocks} blocks takes {num_blocks * block_bytes / 1e6:.0f} "
+                f"MB, and there is room for {most} of them; {advice}"
+            ) from error
+        return cls(key=both[:num_layers], value=both[num_layers:])
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ def load_model(
     are_bars_shown = _is_stderr_watched() if show_progress is None else show_progress
     source = find_model(model, are_bars_shown)
     options = {"trust_remote_code": trust_remote_code}
-    with _transformers_progress(are_bars_shown):
+    # Weights that are made in somebody's inference mode do not tell when they are written to.
+    with _transformers_progress(are_bars_shown), torch.inference_mode(False):
         config = _load_config(source, options)
         chosen_dtype = _choose_dtype(dtype, config, chosen_device)
         module = _load_module(source, config, chosen_dtype, options)

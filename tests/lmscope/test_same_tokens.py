@@ -197,3 +197,35 @@ def test_log_probabilities_are_those_of_transformers(reference, demo_model):
                 value = entry[prompt[position]].logprob
                 assert abs(value - float(wanted[position - 1, prompt[position]])) < 1e-4
     assert sum(o.prompt_logprobs is not None for o in outputs) == len(prompts) // 2
+
+
+def run_all(llm, prompts):
+    """The tokens of each prompt, and what was decided in each step."""
+    decided = []
+    llm.tap.on(
+        SchedulerOutput, lambda b: decided.append((b.num_scheduled_tokens, b.decisions, b.behind))
+    )
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs], decided
+
+
+def test_packed_weights_give_nearly_all_of_the_tokens_and_the_same_decisions(reference, demo_model):
+    prompts = make_prompts(reference[1])
+    options = {"num_kv_blocks": 70, "max_num_batched_tokens": 192, "threads": 1}
+    with LLM(str(demo_model), **options) as llm, llm.like(exact=True) as exact:
+        if llm.plan.linears.what != "fp16-packed":
+            pytest.skip(f"linears run as {llm.plan.linears}")
+        assert exact.plan.linears.what == "F.linear"
+        tokens, decided = run_all(llm, prompts)
+        wanted, wanted_decided = run_all(exact, prompts)
+
+    num_same = 0
+    for got, exact_tokens in zip(tokens, wanted, strict=True):
+        same = [a == b for a, b in zip(got, exact_tokens, strict=True)]
+        # Behind the first other token all may be others.
+        num_same += same.index(False) if False in same else len(same)
+    assert num_same >= 0.98 * len(prompts) * MAX_TOKENS
+    assert decided == wanted_decided

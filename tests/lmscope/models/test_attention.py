@@ -195,3 +195,23 @@ def test_a_forward_without_a_batch_says_what_to_do():
 
     with pytest.raises(TypeError, match=r"generate with the LLM, or load the folder in llm\.model"):
         module(torch.tensor([[1]]))
+
+
+@pytest.mark.parametrize(
+    ("room", "advice"), [(37, "num_kv_blocks=37 or less"), (1, "; free some memory")]
+)
+def test_a_cache_without_memory_says_how_many_blocks_would_fit(monkeypatch, room, advice):
+    def little_room(shape, dtype, device):
+        if shape[0] > room:
+            raise RuntimeError("not enough memory")
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    monkeypatch.setattr("lmscope.models.attention.lazy_zeros", little_room)
+
+    with pytest.raises(
+        ValueError, match=f"of 1000 blocks takes 2 MB.* room for {room} of them"
+    ) as e:
+        KVCache.allocate(2, 1000, 4, 2, 16, torch.float32, CPU)
+
+    assert advice in str(e.value)
+    assert len(KVCache.allocate(2, room, 4, 2, 16, torch.float32, CPU).key[0]) == room

@@ -1,0 +1,137 @@
+"""Linear methods: what they compute, which weights they refuse, and how one is chosen."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lmscope.models import linear
+from lmscope.models.linear import (
+    Fp16PackedLinears,
+    PlainLinears,
+    WeightAndBias,
+    choose_linear_method,
+)
+
+CPU = torch.device("cpu")
+needs_packed = pytest.mark.skipif(
+    linear._why_not_fp16(torch.float32, CPU) is not None, reason="needs fbgemm on x86"
+)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def choose(exact=False, dtype=torch.float32, device=CPU):
+    return choose_linear_method(exact=exact, quantization=None, dtype=dtype, device=device)
+
+
+def parts_of(outs, size, with_bias):
+    return [
+        WeightAndBias(torch.randn(out, size) * 0.1, torch.randn(out) if has_bias else None)
+        for out, has_bias in zip(outs, with_bias, strict=True)
+    ]
+
+
+@needs_packed
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 17])
+@pytest.mark.parametrize(
+    ("outs", "size", "with_bias"),
+    [
+        ([49157], 96, [False]),
+        ([9 * 64, 3 * 64, 3 * 64], 576, [False] * 3),
+        ([7, 1, 3], 5, [True, False, True]),
+        ([288, 288], 97, [True, True]),
+    ],
+    ids=["vocabulary", "heads", "odd", "bias"],
+)
+def test_packed_weights_lose_what_half_precision_loses(outs, size, with_bias, num_rows):
+    parts = parts_of(outs, size, with_bias)
+    rows = torch.randn(num_rows, size)
+
+    got = Fp16PackedLinears().pack(parts)(rows)
+
+    wanted = torch.cat([F.linear(rows, w.half().float(), b) for w, b in parts], dim=-1)
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    assert torch.equal(
+        PlainLinears().pack(parts)(rows), torch.cat([F.linear(rows, *p) for p in parts], -1)
+    )
+
+
+@needs_packed
+@pytest.mark.parametrize("num_rows", [1, 4, 5, 16, 33])
+def test_a_weight_packed_beside_others_gives_the_same_bits_as_alone(num_rows):
+    parts = parts_of([576, 192, 192], 576, [False, True, False])
+    rows = torch.randn(num_rows, 576)
+    method = Fp16PackedLinears()
+
+    together = method.pack(parts)(rows)
+
+    assert torch.equal(together, torch.cat([method.pack([part])(rows) for part in parts], -1))
+
+
+@needs_packed
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(65504.0, None), (-65520.0, "65520"), (float("inf"), "inf"), (float("nan"), "not a number")],
+)
+def test_a_weight_outside_half_precision_is_refused(value, reason):
+    weight = torch.randn(700, 500)
+    weight[-1, -1] = value
+
+    refusal = Fp16PackedLinears().refusal(weight)
+
+    assert refusal is None if reason is None else reason in (refusal or "")
+
+
+@needs_packed
+def test_small_weights_are_refused_when_there_is_nothing_beside_them():
+    small = torch.full((40, 30), 3e-6)
+    some_small = torch.randn(40, 30) * 0.02
+    some_small[0, :3] = 3e-6
+
+    refusal = Fp16PackedLinears().refusal(small)
+
+    assert refusal is not None
+    assert "1200 of 1200" in refusal
+    # Zeros are small, and lose nothing.
+    assert Fp16PackedLinears().refusal(torch.zeros(40, 30)) is None
+    assert Fp16PackedLinears().refusal(some_small) is None
+    # What is refused loses more than the rule allows, what is taken does not.
+    for weight, is_refused in ((small, True), (some_small, False)):
+        error = (weight.half().float() - weight).norm() / weight.norm()
+        assert (float(error) > 2.0**-11) == is_refused
+
+
+def test_exact_and_other_dtypes_get_f_linear_with_the_reason():
+    exact = choose(exact=True)
+    assert (exact.method.name, exact.why) == ("F.linear", "exact=True")
+    for dtype, device, word in (
+        (torch.bfloat16, CPU, "bfloat16"),
+        (torch.float32, torch.device("meta"), "meta"),
+    ):
+        method, why = choose(dtype=dtype, device=device)
+        assert method.name == "F.linear"
+        assert word in why
+
+
+def test_a_processor_or_torch_without_packed_weights_gets_f_linear(monkeypatch, recwarn):
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "machine", lambda: "arm64")
+        method, why = choose()
+        assert (method.name, "arm64" in why) == ("F.linear", True)
+
+    class NoOps:
+        pass
+
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.ops, "quantized", NoOps())
+    method, why = choose()
+    assert method.name == "F.linear"
+    assert "quantized.linear_prepack_fp16" in why
+    assert not recwarn.list
