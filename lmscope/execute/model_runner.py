@@ -22,6 +22,7 @@ from lmscope.execute.random_draws import derived_seed
 from lmscope.execute.sampler import Sampler
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.body import ModelBody
 from lmscope.models.loader import LoadedModel
 
@@ -42,12 +43,14 @@ class _ExecuteModelState(NamedTuple):
     rows           rows of the batch that sample a token
     logits         [sampled rows + prompt rows, V], first those of `rows`, in their order
     prompt_rows    whom the others belong to, in their order
+    mass           what each block was attended to, when somebody measures it
     """
 
     step: int
     rows: list[int]
     logits: Tensor
     prompt_rows: list[_PromptRows]
+    mass: AttentionMass | None
 
 
 class ModelRunner:
@@ -94,6 +97,17 @@ class ModelRunner:
             frozenset() if loaded.eos_token_id is None else {loaded.eos_token_id}
         )
         self._pending: _ExecuteModelState | None = None
+        # how many measure, and how many of them want each layer and head
+        self._num_measuring = 0
+        self._num_by_head = 0
+        self.attention_by_head: dict[str, NDArray[np.float32]] = {}
+
+    def measure_attention(self, more: int, more_by_head: int) -> None:
+        """Count those who want `attention_mass` in the outputs, and those who want it by head."""
+        self._num_measuring += more
+        self._num_by_head += more_by_head
+        if not self._num_by_head:
+            self.attention_by_head = {}
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -116,11 +130,13 @@ class ModelRunner:
         rows = np.flatnonzero(inputs.is_sampled)
         indices = [inputs.query_start_loc[rows + 1] - 1]
         prompt_rows = self._prompt_rows(inputs, indices)
+        mass = self._attention_mass(inputs)
         self._pending = _ExecuteModelState(
             step=scheduler_output.step,
             rows=rows.tolist(),
-            logits=self._forward(inputs, np.concatenate(indices)),
+            logits=self._forward(inputs, np.concatenate(indices), mass),
             prompt_rows=prompt_rows,
+            mass=mass,
         )
         return None
 
@@ -171,6 +187,7 @@ class ModelRunner:
             logprobs=None if all(each is None for each in logprobs) else tuple(logprobs),
             prompt_logprobs_dict=prompt_logprobs,
             errors=errors,
+            attention_mass=self._take_mass(pending.mass),
         )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
@@ -284,7 +301,31 @@ class ModelRunner:
                 indices.append(np.arange(start, start + num_rows, dtype=np.int32))
         return prompt_rows
 
-    def _forward(self, inputs: PreparedInputs, indices: NDArray[np.int32]) -> Tensor:
+    def _attention_mass(self, inputs: PreparedInputs) -> AttentionMass | None:
+        if not self._num_measuring:
+            return None
+        num_reqs = len(self.input_batch.requests)
+        return AttentionMass(
+            query_start_loc=inputs.query_start_loc[: num_reqs + 1],
+            seq_lens=inputs.seq_lens[:num_reqs],
+            block_table=inputs.block_table[:num_reqs],
+            block_size=self.block_size,
+            device=self.loaded.device,
+            keeps_heads=self._num_by_head > 0,
+        )
+
+    def _take_mass(self, mass: AttentionMass | None) -> dict[str, tuple[float, ...]]:
+        """The shares of each request; what is kept by head is replaced."""
+        if mass is None:
+            return {}
+        req_ids = self.input_batch.req_ids
+        if self._num_by_head and mass.keeps_heads:
+            self.attention_by_head = dict(zip(req_ids, mass.by_head(), strict=True))
+        return dict(zip(req_ids, mass.shares(), strict=True))
+
+    def _forward(
+        self, inputs: PreparedInputs, indices: NDArray[np.int32], mass: AttentionMass | None
+    ) -> Tensor:
         """Logits of the tokens at `indices` of the flat batch, [len(indices), V]."""
         device = self.loaded.device
         batch = BatchView.build(
@@ -297,6 +338,7 @@ class ModelRunner:
             device=device,
             windows=self.loaded.windows,
             is_softcapped=self.loaded.is_softcapped,
+            mass=mass,
         )
         token_ids = torch.from_numpy(inputs.token_ids).to(device)
         return self._body(token_ids, batch, self.kv_cache, indices)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.config import EngineConfig
 from lmscope.errors import EngineClosedError
@@ -44,6 +47,13 @@ class Worker:
 
     def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
         return self._require_runner().sample_tokens(grammar_output)
+
+    def measure_attention(self, more: int, more_by_head: int) -> None:
+        self._require_runner().measure_attention(more, more_by_head)
+
+    def attention_by_head(self) -> dict[str, NDArray[np.float32]]:
+        """Of the last step, by request: [layers, H, blocks]."""
+        return self._require_runner().attention_by_head
 
     def shutdown(self) -> None:
         """Let go of the model and its KV cache; twice is fine."""
