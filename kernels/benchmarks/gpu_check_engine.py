@@ -1,0 +1,295 @@
+"""Items 6 to 8 of gpu_check.py: steps of the engine, a workload, and a trace.
+
+Models have random weights, and everything goes through the public LLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpu_check_models import MODELS, TINY, Model, model_folder
+from gpu_check_report import Check, Measurement, is_noise
+
+if TYPE_CHECKING:
+    from lmscope import LLM
+
+__all__ = ["run_workload", "take_trace", "time_steps"]
+
+_BLOCK_SIZE = 16
+_MAX_TRACE_BYTES = 16 << 20
+
+
+# --- 6: steps ------------------------------------------------------------------------------
+
+
+def time_steps(check: Check) -> None:
+    """Decode steps and prefills of each model; then what watching costs, and hidden syncs."""
+    _require_engine()
+    models = (TINY,) if check.is_dry else MODELS
+    for model in models:
+        for is_eager in (True, False):
+            name = f"{model.name}, {'eager' if is_eager else 'graphs'}"
+            if check.fits(6, name, model.estimate_s / 2):
+                check.attempt(6, name, partial(_time_model, check, model, is_eager))
+    for part in (_check_syncs, _time_listeners):
+        if check.fits(6, part.__name__, 0 if check.is_dry else 10):
+            check.attempt(6, part.__name__, partial(part, check, models[0]))
+
+
+def _time_model(check: Check, model: Model, is_eager: bool) -> None:
+    context = 24 if check.is_dry else 1024
+    how = "eager" if is_eager else "graphs"
+    with _load(check, model, context, is_eager) as llm:
+        kv_bytes = llm.config.kv_block_bytes / llm.config.block_size
+        weight_bytes = _bytes_read_per_step(llm.module)
+        for num_reqs, goal_ms in model.step_goals_ms.items():
+            seconds = _decode_steps(check, llm, num_reqs, context)
+            check.measured(
+                Measurement(
+                    6,
+                    f"{model.name}, {how}, decode step, R={num_reqs}, context {context}",
+                    "ms",
+                    (seconds[0] * 1e3, seconds[1] * 1e3),
+                    _floor_ms(check, weight_bytes + num_reqs * context * kv_bytes),
+                    # Only graphs are meant to reach it.
+                    None if is_eager else goal_ms,
+                )
+            )
+        length = 48 if check.is_dry else 2048
+        times = [_prefill_s(llm, length) * 1e3 for _ in range(3)][1:]
+        flops = 2 * weight_bytes / 2 * length
+        ceiling = check.ceilings.get("flops")
+        check.measured(
+            Measurement(
+                6,
+                f"{model.name}, {how}, prefill of {length}",
+                "ms",
+                (times[0], times[1]),
+                flops / ceiling * 1e3 if ceiling else None,
+                None if is_eager else model.prefill_goal_ms,
+            )
+        )
+
+
+def _check_syncs(check: Check, model: Model) -> None:
+    """Decode steps while torch raises at every wait for the device."""
+    if check.is_dry:
+        check.skipped(6, "no sync inside a step", "a CPU has nothing to wait for")
+        return
+    with _load(check, model, 128, is_eager=False) as llm:
+        _decode_steps(check, llm, 4, 128)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _decode_steps(check, llm, 4, 128)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    check.found(6, "no sync inside a step", True)
+
+
+def _time_listeners(check: Check, model: Model) -> None:
+    """Steps while nobody listens and while every struct is kept."""
+    from lmscope.boundary import BOUNDARIES
+
+    num_reqs, context = (2, 24) if check.is_dry else (64, 1024)
+    with _load(check, model, context, is_eager=False) as llm:
+        alone = _decode_steps(check, llm, num_reqs, context)
+        kept: deque[Any] = deque(maxlen=10_000)
+        subscriptions = [llm.tap.on(kind, kept.append) for kind in BOUNDARIES]
+        watched = _decode_steps(check, llm, num_reqs, context)
+        for subscription in subscriptions:
+            subscription.close()
+    check.found(6, "listeners heard the steps", len(kept) > 0, f"{len(kept)} structs")
+    added = (watched[0] / alone[0] - 1, watched[1] / alone[1] - 1)
+    note = "noise" if is_noise(alone, watched) else ""
+    name = f"attached listeners, {model.name}, R={num_reqs}, as a part of a step"
+    check.measured(Measurement(6, name, "", added, goal=0.05, note=note))
+
+
+def _decode_steps(check: Check, llm: LLM, num_reqs: int, context: int) -> tuple[float, float]:
+    """Seconds from one step to the next with `num_reqs` decoding requests: two medians.
+
+    Read from the last of the requests, whose first token says that all prompts are done.
+    """
+    from lmscope import SamplingParams
+
+    num_steps = 4 if check.is_dry else 40
+    num_prefills = -(-num_reqs * context // llm.config.max_num_batched_tokens)
+    num_tokens = 2 * num_steps + 4
+    params = SamplingParams(
+        temperature=0.0,
+        # Those that were first go on until the last has been measured.
+        max_tokens=num_tokens + 2 * num_prefills + 8,
+        ignore_eos=True,
+        detokenize=False,
+    )
+    prompts = _prompts([context] * num_reqs, llm)
+    streams = [llm.submit(prompt, params) for prompt in prompts]
+    times = []
+    for _ in streams[-1]:
+        times.append(time.perf_counter())
+        if len(times) == num_tokens:
+            break
+    for stream in streams:
+        stream.abort()
+    for stream in streams:
+        stream.wait()
+    steps = [after - before for before, after in itertools.pairwise(times)][2:]
+    half = len(steps) // 2
+    return statistics.median(steps[:half]), statistics.median(steps[half:])
+
+
+def _prefill_s(llm: LLM, length: int) -> float:
+    from lmscope import SamplingParams
+
+    (prompt,) = _prompts([length], llm)
+    params = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
+    began = time.perf_counter()
+    llm.submit(prompt, params).wait()
+    return time.perf_counter() - began
+
+
+# --- 7: a workload -------------------------------------------------------------------------
+
+
+def run_workload(check: Check) -> None:
+    """256 requests of 100 to 1,024 tokens in and out: output tokens a second, twice."""
+    _require_engine()
+    from lmscope import SamplingParams
+
+    model = TINY if check.is_dry else MODELS[0]
+    num_reqs, shortest, longest = (4, 3, 12) if check.is_dry else (256, 100, 1024)
+    generator = random.Random(0)
+    largest_id = min(10_000, model.config["vocab_size"] - 1)
+    prompts = [
+        [generator.randint(0, largest_id) for _ in range(generator.randint(shortest, longest))]
+        for _ in range(num_reqs)
+    ]
+    params = [
+        SamplingParams(
+            temperature=0.6,
+            ignore_eos=True,
+            max_tokens=generator.randint(shortest, longest),
+            detokenize=False,
+        )
+        for _ in range(num_reqs)
+    ]
+    num_tokens = sum(each.max_tokens or 0 for each in params)
+    speeds = []
+    with _load(check, model, 2 * longest, is_eager=False) as llm:
+        for _ in range(2):
+            llm.generate(prompts[0], params[0], use_tqdm=False)
+            began = time.perf_counter()
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            speeds.append(num_tokens / (time.perf_counter() - began))
+            generated = sum(len(each.outputs[0].token_ids) for each in outputs)
+            check.found(7, "every token came", generated == num_tokens, f"{generated} tokens")
+    check.measured(
+        Measurement(
+            7,
+            f"{num_reqs} requests, {model.name}, {num_tokens} tokens out",
+            "tok/s",
+            (speeds[0], speeds[1]),
+            floor=None if check.is_dry else 36_400.0,
+            goal=None if check.is_dry else 22_000.0,
+            is_more_better=True,
+        )
+    )
+
+
+# --- 8: a trace ----------------------------------------------------------------------------
+
+
+def take_trace(check: Check) -> None:
+    """Three decode steps as a trace for chrome://tracing or Perfetto."""
+    _require_engine()
+    from torch.profiler import ProfilerActivity, profile
+
+    from lmscope.boundary import SchedulerOutput
+
+    activities = [ProfilerActivity.CPU] + ([] if check.is_dry else [ProfilerActivity.CUDA])
+    profiler = profile(activities=activities)
+    path = check.out / "trace.json.gz"
+    num_seen = 0
+
+    def follow(_: SchedulerOutput) -> None:
+        # Called on the engine's thread, which is the one whose operations are to be seen.
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen == 6:
+            profiler.start()
+        elif num_seen == 9:
+            profiler.stop()
+            profiler.export_chrome_trace(str(path))
+
+    model = TINY if check.is_dry else MODELS[0]
+    context = 24 if check.is_dry else 1024
+    with _load(check, model, context, is_eager=False) as llm:
+        with llm.tap.on(SchedulerOutput, follow) as subscription:
+            _decode_steps(check, llm, 1, context)
+        if subscription.error is not None:
+            raise subscription.error
+    num_bytes = path.stat().st_size
+    check.found(8, "trace of three decode steps", num_bytes > 0, f"{num_bytes} bytes")
+    if num_bytes > _MAX_TRACE_BYTES:
+        path.unlink()
+        check.skipped(8, "trace.json.gz", f"{num_bytes} bytes are more than {_MAX_TRACE_BYTES}")
+
+
+# --- engines -------------------------------------------------------------------------------
+
+
+def _require_engine() -> None:
+    """ImportError, with what to do, where the engine cannot be imported."""
+    try:
+        from lmscope import LLM, SamplingParams  # noqa: F401  # only whether it can
+    except ImportError as error:
+        raise ImportError(
+            f"lmscope's engine cannot be imported here ({error}); install that package, or carry "
+            "its wheel, and run items 6 to 8 again"
+        ) from error
+
+
+def _load(check: Check, model: Model, context: int, is_eager: bool) -> LLM:
+    """An engine with such a model."""
+    from lmscope import LLM
+
+    num_seqs = max(model.step_goals_ms)
+    per_request = -(-(context + 512) // _BLOCK_SIZE)
+    return LLM(
+        model_folder(model),
+        dtype="float32" if check.is_dry else "bfloat16",
+        device=check.device,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=None if not check.is_dry else 64,
+        num_kv_blocks=1 + num_seqs * per_request,
+        block_size=_BLOCK_SIZE,
+        # Prompts that are measured again must be computed again.
+        enable_prefix_caching=False,
+        enforce_eager=is_eager,
+    )
+
+
+def _prompts(lengths: list[int], llm: LLM) -> list[list[int]]:
+    # Below 200 there are ids in every vocabulary, and no special ones of these configs.
+    return [torch.randint(3, 200, (length,)).tolist() for length in lengths]
+
+
+def _bytes_read_per_step(module: torch.nn.Module) -> float:
+    """Bytes of the weights that a decode step reads: all, but an embedding that is no head."""
+    every = sum(p.numel() * p.element_size() for p in module.parameters())
+    embedding = module.get_input_embeddings().weight  # type: ignore[operator]  # a transformers model
+    if module.get_output_embeddings().weight is embedding:  # type: ignore[operator]  # as above
+        return every
+    return every - embedding.numel() * embedding.element_size()
+
+
+def _floor_ms(check: Check, num_bytes: float) -> float | None:
+    bandwidth = check.ceilings.get("bytes")
+    return num_bytes / bandwidth * 1e3 if bandwidth else None
