@@ -81,6 +81,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     exact: bool = False
     quantization: str | None = None
+    batch_invariant: bool = False
     trust_remote_code: bool = False
 
     @classmethod
@@ -127,6 +128,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             "enable_chunked_prefill",
             "async_scheduling",
             "exact",
+            "batch_invariant",
             "trust_remote_code",
         ):
             if not isinstance(getattr(self, name), bool):
@@ -142,6 +144,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"exact is True and quantization is {self.quantization!r}, which is not exact; "
                 "give one of them"
+            )
+        if self.batch_invariant and self.quantization is not None:
+            raise ValueError(
+                f"batch_invariant is True and quantization is {self.quantization!r}, whose loops "
+                "change with the number of requests; give one of them"
             )
         if self.scheduler_cls is not None:
             raise ValueError(
@@ -231,6 +238,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # weights multiplied as F.linear does, in the dtype above
     exact: bool = False
     quantization: str | None = None
+    # a token has the same bits alone and in any batch
+    batch_invariant: bool = False
 
     @property
     def num_usable_blocks(self) -> int:
@@ -327,6 +336,7 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         threads=options.threads or default_threads(),
         exact=options.exact,
         quantization=options.quantization,
+        batch_invariant=options.batch_invariant,
         kv_block_bytes=facts.kv_block_bytes,
         kv_formula=facts.kv_formula,
     )

@@ -90,6 +90,9 @@ class LLM:
     exact              weights stay in the dtype; without it, float32 weights that lose nothing
                        which matters are packed in half precision where a CPU is faster so, and
                        `print(llm.plan)` says what runs
+    batch_invariant    tokens and log probabilities are the same bit for bit alone and in any
+                       batch, chunked or not, preempted or not, cached or not. For float32 models
+                       shaped like Llama on a CPU, and slower: docs/decisions/batch_invariant.md
 
     Options are checked before anything is loaded: TypeError for unknown names and wrong
     types, ValueError for values that cannot work. `submit`, `abort` and `tap.on` may be
@@ -124,6 +127,7 @@ class LLM:
         threads: int | None = None,
         exact: bool = False,
         quantization: str | None = None,
+        batch_invariant: bool = False,
         trust_remote_code: bool = False,
         **vllm_options: Any,
     ) -> None:
@@ -151,6 +155,7 @@ class LLM:
                 "threads": threads,
                 "exact": exact,
                 "quantization": quantization,
+                "batch_invariant": batch_invariant,
                 "trust_remote_code": trust_remote_code,
                 **({} if num_kv_blocks is None else {"num_kv_blocks": num_kv_blocks}),
                 **vllm_options,
@@ -663,7 +668,13 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         module=loaded.module,
         facts=facts,
         make_executor=lambda config: UniProcExecutor(config, loaded),
-        plan=lambda given: loaded.body(exact=given.exact, quantization=given.quantization).plan,
+        plan=lambda given: (
+            loaded.body(
+                exact=given.exact,
+                quantization=given.quantization,
+                batch_invariant=given.batch_invariant,
+            ).plan
+        ),
     )
 
 

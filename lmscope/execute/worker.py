@@ -39,7 +39,11 @@ class Worker:
             config.max_num_batched_tokens,
             config.seed,
             config.max_model_len,
-            loaded.body(exact=config.exact, quantization=config.quantization),
+            loaded.body(
+                exact=config.exact,
+                quantization=config.quantization,
+                batch_invariant=config.batch_invariant,
+            ),
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.modules import module as torch_module
 
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.batch_invariant import InvariantForward
 from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
 from lmscope.models.linear import ChosenMethod, Linear, PlainLinears, WeightAndBias
 from lmscope.models.plan import ExecutionPlan, PlanLine
@@ -41,11 +42,23 @@ _MAX_PACKING_THREADS = 4
 class ModelBody:
     """A module and what runs it. Engines that share weights share it; it keeps no step."""
 
-    def __init__(self, module: torch.nn.Module, chosen: ChosenMethod, shape: ModelShape) -> None:
-        """Packs the weights and proves the lean forward against the module, once."""
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        chosen: ChosenMethod,
+        shape: ModelShape,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Packs the weights and proves the lean forward against the module, once.
+
+        batch_invariant    a row has the same bits alone and in any batch; ValueError where the
+                           module has no forward that is so
+        """
         self.module = module
         self._chosen = chosen
-        self._is_warned = False
+        self._is_invariant = batch_invariant
+        self._is_warned = self._is_warned_of_hooks = False
         weight = next(module.parameters())
         self._decode_kernel = decode_kernel_choice(weight.dtype, weight.device)
         if self._decode_kernel.name == "numba":
@@ -57,9 +70,15 @@ class ModelBody:
         self._lean: LeanForward | None = None
         if layout is not None:
             device = next(module.parameters()).device
-            lean = LeanForward(layout, packed.groups, device)
-            self._not_lean = _difference(lean, self._run_module, shape, device)
-            self._lean = lean if self._not_lean is None else None
+            lean = self._make_lean(layout, device)
+            if lean is not None:
+                self._not_lean = _difference(lean, self._run_module, shape, device)
+                self._lean = lean if self._not_lean is None else None
+        if batch_invariant and self._lean is None:
+            raise ValueError(
+                f"batch_invariant is True, and {type(module).__name__} cannot be run so: "
+                f"{self._not_lean}; leave it out, or load another model"
+            )
         self._watch = _Watch(module)
 
     @torch.inference_mode()
@@ -100,6 +119,12 @@ class ModelBody:
                     else ""
                 ),
             )
+            if self._is_invariant:
+                body = PlanLine(
+                    "batch-invariant forward",
+                    "batch_invariant=True: a token has the same bits alone and in any batch; "
+                    + body.why,
+                )
         else:
             body = PlanLine("module of transformers", reason)
         packed = self._packed
@@ -111,7 +136,9 @@ class ModelBody:
             linears=packed.line(self._are_weights_changed()),
             head=packed.head_line(self.module, self._are_weights_changed()),
             attention=PlanLine(
-                f"over the paged cache; decoding requests in {self._decode_kernel.name}",
+                f"over the paged cache; "
+                f"{'each row by itself' if self._is_invariant else 'decoding requests'} "
+                f"in {self._decode_kernel.name}",
                 self._decode_kernel.why,
             ),
             threads=threads,
@@ -123,9 +150,31 @@ class ModelBody:
             ),
         )
 
+    def _make_lean(self, layout: LeanLayout, device: torch.device) -> LeanForward | None:
+        if not self._is_invariant:
+            return LeanForward(layout, self._packed.groups, device)
+        try:
+            return InvariantForward(layout, self._packed.groups, device, self._decode_kernel)
+        except NotLean as reason:
+            self._not_lean = str(reason)
+            return None
+
+    def reserve_positions(self, num_positions: int) -> tuple[Tensor, ...]:
+        """Make what is looked up by position so long that no step makes it longer.
+
+        Returns what was made: whoever captures a graph that reads it must keep it.
+        """
+        return () if self._lean is None else self._lean.reserve_positions(num_positions)
+
     def _why_module(self) -> str | None:
         """Why a step must go through the module now; None: it need not."""
         if self._watch.is_listened_to():
+            if self._is_invariant and not self._is_warned_of_hooks:
+                self._is_warned_of_hooks = True
+                logger.warning(
+                    "somebody has hooks in llm.module, so steps run through it and are not "
+                    "batch-invariant; remove the hooks for steps that are"
+                )
             return "somebody has hooks in llm.module"
         if self._are_weights_changed():
             return "llm.module was changed after it was loaded"
@@ -137,7 +186,8 @@ class ModelBody:
             self._is_warned = True
             logger.warning(
                 "llm.module was changed after it was loaded, so steps run through it, by "
-                "F.linear, which is slower; load the changed model for packed weights"
+                "F.linear, which is %s; load the changed model for packed weights",
+                "slower and not batch-invariant" if self._is_invariant else "slower",
             )
         return is_changed
 

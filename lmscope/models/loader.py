@@ -20,6 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lmscope.checks import nearest
 from lmscope.models.attention import ATTENTION_NAME
+from lmscope.models.batch_invariant import invariant_method
 from lmscope.models.body import ModelBody
 from lmscope.models.linear import choose_linear_method
 from lmscope.models.model_folder import in_which_files
@@ -76,22 +77,29 @@ class LoadedModel:
     parameter_bytes: int
     _bodies: _Bodies = field(default_factory=lambda: _Bodies(), repr=False, compare=False)
 
-    def body(self, *, exact: bool, quantization: str | None = None) -> ModelBody:
-        """What runs the module; made once for each pair of options, and then shared.
+    def body(
+        self, *, exact: bool, quantization: str | None = None, batch_invariant: bool = False
+    ) -> ModelBody:
+        """What runs the module; made once for each choice of options, and then shared.
 
-        exact           weights in the dtype of the module, as F.linear multiplies by them
-        quantization    how weights are stored where that changes results; None: not at all
+        exact              weights in the dtype of the module, as F.linear multiplies by them
+        quantization       how weights are stored where that changes results; None: not at all
+        batch_invariant    a token has the same bits alone and in any batch
 
-        ValueError when the quantization cannot be had.
+        ValueError when the quantization cannot be had, or the model cannot be run batch-invariant.
         """
         with self._bodies.lock:
-            key = exact, quantization
+            key = exact, quantization, batch_invariant
             if key not in self._bodies.made:
                 chosen = choose_linear_method(
                     exact=exact, quantization=quantization, dtype=self.dtype, device=self.device
                 )
+                if batch_invariant:
+                    chosen = invariant_method(chosen)
                 shape = ModelShape(**{name: getattr(self, name) for name in ModelShape._fields})
-                self._bodies.made[key] = ModelBody(self.module, chosen, shape)
+                self._bodies.made[key] = ModelBody(
+                    self.module, chosen, shape, batch_invariant=batch_invariant
+                )
             return self._bodies.made[key]
 
     def kv_block_bytes(self, block_size: int) -> int:
@@ -112,7 +120,7 @@ class _Bodies:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.made: dict[tuple[bool, str | None], ModelBody] = {}
+        self.made: dict[tuple[bool, str | None, bool], ModelBody] = {}
 
 
 def load_model(
