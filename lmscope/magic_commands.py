@@ -136,13 +136,19 @@ def _status(magic: LMScope, arguments: Any, cell: str | None) -> None:
 @magic_arguments("lmscope watch")
 @argument("name", nargs="?", help="variable with the engine")
 @argument("--views", metavar="NAMES", help="views to show, separated by commas")
+@argument("--colour", default="owner", metavar="BY", help="of blocks: owner or attention (owner)")
 @argument("-o", "--out", metavar="NAME", help="store the view as NAME")
 def _watch(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Show a running engine, or a replay."""
     from lmscope.notebook import watch
 
     name = None if arguments.out is None else variable(arguments.out)
-    view = watch(magic.source(arguments.name), views=_words(arguments.views), rate_hz=magic.rate)
+    view = watch(
+        magic.source(arguments.name),
+        views=_words(arguments.views),
+        colour=arguments.colour,
+        rate_hz=magic.rate,
+    )
     if name is not None:
         magic.shell.user_ns[name] = view
 
@@ -150,6 +156,7 @@ def _watch(magic: LMScope, arguments: Any, cell: str | None) -> None:
 @magic_arguments("lmscope debug")
 @argument("name", nargs="?", help="variable with the engine or the replay")
 @argument("--views", metavar="NAMES", help="views to show, separated by commas")
+@argument("--colour", default="owner", metavar="BY", help="of blocks: owner or attention (owner)")
 @argument("-o", "--out", default="dbg", metavar="NAME", help="store the debugger as NAME (dbg)")
 def _debug(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Stop an engine at the next boundary and show it with the buttons of its gate."""
@@ -158,7 +165,8 @@ def _debug(magic: LMScope, arguments: Any, cell: str | None) -> None:
     name = variable(arguments.out)
     source = magic.source(arguments.name)
     magic.close_made(name)
-    magic.keep(name, debug(source, views=_words(arguments.views), rate_hz=magic.rate))
+    views = _words(arguments.views)
+    magic.keep(name, debug(source, views=views, colour=arguments.colour, rate_hz=magic.rate))
     say(repr(magic.shell.user_ns[name]))
 
 
@@ -252,13 +260,14 @@ def _generate(magic: LMScope, arguments: Any, cell: str | None) -> Outputs | Non
 @magic_arguments("lmscope record")
 @argument("name", nargs="?", help="variable with the engine")
 @argument("-o", "--out", default="rec", metavar="NAME", help="store it as NAME (rec)")
+@argument("--attention", action="store_true", help="measure which blocks attention goes to")
 def _record(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Begin a recording; it grows until it is saved or closed."""
     from lmscope.scope.recording import record
 
     name = variable(arguments.out)
     magic.close_made(name)
-    magic.keep(name, record(magic.source(arguments.name)))
+    magic.keep(name, record(magic.source(arguments.name), attention=arguments.attention))
     say(f"recording as {name}; %lmscope save FILE {name} ends and saves it")
 
 
@@ -278,6 +287,7 @@ def _save(magic: LMScope, arguments: Any, cell: str | None) -> None:
 @magic_arguments("lmscope replay")
 @argument("recording", help="file of a recording, or variable with one")
 @argument("--speed", type=float, metavar="X", help="1 is as it was; without it as fast as can be")
+@argument("--colour", default="owner", metavar="BY", help="of blocks: owner or attention (owner)")
 @argument("-o", "--out", default="player", metavar="NAME", help="store it as NAME (player)")
 def _replay(magic: LMScope, arguments: Any, cell: str | None) -> None:
     """Show a recording as if its engine ran again, with play, speed and a slider."""
@@ -291,7 +301,7 @@ def _replay(magic: LMScope, arguments: Any, cell: str | None) -> None:
         made.speed = arguments.speed
     magic.close_made(name)
     magic.keep(name, made)
-    watch(made, rate_hz=magic.rate)
+    watch(made, colour=arguments.colour, rate_hz=magic.rate)
 
 
 @magic_arguments("lmscope close")

@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython import get_ipython
 from lmscope_widgets.base import LiveView
-from lmscope_widgets.dashboard import Dashboard
+from lmscope_widgets.dashboard import Dashboard, check_colour
 
 from lmscope.debugger import Debugger, gate_of
 from lmscope.tap import Source
@@ -17,12 +17,19 @@ __all__ = ["debug", "load_ipython_extension", "unload_ipython_extension", "watch
 
 
 def watch(
-    source: Source, *, views: str | Sequence[str] | None = None, rate_hz: float = 10
+    source: Source,
+    *,
+    views: str | Sequence[str] | None = None,
+    colour: str = "owner",
+    rate_hz: float = 10,
 ) -> Dashboard:
     """Show a running engine: its blocks, its requests, its counts.
 
     source    an LLM, a replay or another source of the stream
     views     names of the views to show; None: all of them
+    colour    what the ground of a block says: "owner", the request that holds it, or
+              "attention", its share of the attention of the last step: measured while the
+              view is open, of a replay when it was recorded
     rate_hz   pictures a second, above 0 and at most 20
 
     The view displays itself once and is live from then on; the cell returns at once. When
@@ -30,7 +37,7 @@ def watch(
     is what a saved notebook shows. Running the cell again closes the view it made before.
     Outside IPython nothing is displayed.
     """
-    view = Dashboard(source, views=views, rate_hz=rate_hz)
+    view = Dashboard(source, views=views, colour=colour, rate_hz=rate_hz)
     shell = get_ipython()
     if shell is not None:
         _Shown.of(shell).show(view, shell)
@@ -38,7 +45,11 @@ def watch(
 
 
 def debug(
-    source: Source, *, views: str | Sequence[str] | None = None, rate_hz: float = 10
+    source: Source,
+    *,
+    views: str | Sequence[str] | None = None,
+    colour: str = "owner",
+    rate_hz: float = 10,
 ) -> Debugger:
     """Close the gate of an engine or a replay, and show it with the buttons of its gate.
 
@@ -47,10 +58,11 @@ def debug(
     nothing is displayed and everything else is the same. TypeError for a source that cannot
     be stopped.
     """
+    check_colour(colour)
     gate = gate_of(source)
     view = None
     if get_ipython() is not None:
-        view = watch(source, views=views, rate_hz=rate_hz)
+        view = watch(source, views=views, colour=colour, rate_hz=rate_hz)
     gate.pause()
     return Debugger(source, view)
 

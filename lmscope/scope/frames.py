@@ -27,6 +27,7 @@ from lmscope.boundary import (
     EngineCoreRequest,
     EngineSnapshot,
     KVEvent,
+    ModelRunnerOutput,
     RequestOutput,
     SchedulerOutput,
 )
@@ -73,11 +74,12 @@ _BLOCKS = (
 _TOKENS = (
     "request_id", "position", "token_id", "text", "step", "time_s", "latency_s", "logprob", "rank",
 )  # fmt: skip
+_ATTENTION = ("step", "block_id", "request_id", "share")
 _DECISIONS = ("step", *(f for f in Decision.__struct_fields__), "why")
 
 
 class Frames:
-    """Five data frames, made when they are first asked for and again when there is more.
+    """Six data frames, made when they are first asked for and again when there is more.
 
     Each access gives a copy, so changing one changes nothing else.
     """
@@ -168,8 +170,21 @@ class Frames:
         """
         return self._frame(lambda tables: tables.decisions, _DECISIONS)
 
+    @property
+    def attention(self) -> pd.DataFrame:
+        """One row per step, request and block; none where nobody measured attention.
+
+        step, block_id, request_id
+        share                      of what the query of the request's newest token gave to all
+                                   its blocks, mean over layers and heads: those of a request
+                                   in a step add up to 1
+        """
+        return self._frame(lambda tables: tables.attention, _ATTENTION)
+
     def _frame(
-        self, choose: Callable[[_Tables], list[Row]], columns: tuple[str, ...]
+        self,
+        choose: Callable[[_Tables], Sequence[Row | tuple[Any, ...]]],
+        columns: tuple[str, ...],
     ) -> pd.DataFrame:
         import pandas as pd
 
@@ -192,6 +207,7 @@ class _Tables:
         self.blocks: list[Row] = []
         self.tokens: list[Row] = []
         self.decisions: list[Row] = []
+        self.attention: list[tuple[int, int, str, float]] = []
         self._view = EngineView(snapshot)
         self._start: float | None = snapshot.time or None
         # steps that are on their way
@@ -232,6 +248,8 @@ class _Tables:
             self._add_step(boundary)
             self._end_waits(boundary.time)
             self._add_decisions()
+        elif isinstance(boundary, ModelRunnerOutput):
+            self._add_attention(boundary)
         elif isinstance(boundary, EngineCoreOutputs):
             self._end_step(boundary)
 
@@ -283,6 +301,16 @@ class _Tables:
             kept_blocks=view.num_kept,
             empty_blocks=view.num_empty,
         )
+
+    def _add_attention(self, output: ModelRunnerOutput) -> None:
+        for request_id, shares in output.attention_mass.items():
+            request = self._view.requests.get(request_id)
+            if request is not None:
+                # The table may be longer by then, when the next step is scheduled already.
+                self.attention += (
+                    (output.step, block_id, request_id, share)
+                    for block_id, share in zip(request.block_ids, shares, strict=False)
+                )
 
     def _add_decisions(self) -> None:
         decisions = self._view.decisions

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lmscope.errors import LmscopeError
+from lmscope.scope.attention_words import most_attended, percent
 from lmscope.scope.picture import VERSION, PictureEncoder
 from lmscope.scope.view import EngineView
 from lmscope.scope.visible import escape
@@ -157,6 +158,12 @@ def _table(view: EngineView) -> str:
         )
         lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
     lines.append("</table>")
+    if view.attention:
+        most = "; ".join(
+            f"block {block_id} {percent(share)} ({', '.join(owners) or 'nobody'})"
+            for block_id, share, owners in most_attended(view)
+        )
+        lines.append(f"<p>{escape(f'most of the last attention went to {most}')}</p>")
     if len(view.requests) > len(shown):
         lines.append(f"<p>{len(view.requests) - len(shown)} more requests are not listed</p>")
     return "\n".join(lines)

@@ -240,6 +240,8 @@ class PictureEncoder:
         has_cells = count <= _MAX_WINDOW_CELLS
         cells = [self._cell(self.view.blocks[i], evicted.get(i)) for i in known if has_cells]
         window = {"first": first, "count": last - first, "blocks": blocks, "cells": cells}
+        if self.view.attention:
+            window["mass"] = self._window_mass(first, last)
         if window != self._window_sent:
             header["window"] = self._window_sent = window
 
@@ -317,6 +319,13 @@ class PictureEncoder:
         if view.log.misses:
             header["misses"] = dict(view.log.misses)
         return header
+
+    def _window_mass(self, first: int, last: int) -> list[int]:
+        """Levels of single blocks where `mass` has those of bins."""
+        shares = self.view.attention
+        top = max(shares.values())
+        levels = ((i, round(255 * shares.get(i, 0.0) / top)) for i in range(first, last))
+        return [each for pair in levels if pair[1] for each in pair]
 
     def _mass(self) -> dict[str, Any]:
         """The blocks, or bins, that get most attention, as parts of the largest share."""

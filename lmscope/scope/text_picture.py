@@ -8,11 +8,13 @@ r6       prefill: 9 tokens, 18 came from the cache
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from textwrap import wrap
 
+from lmscope.scope.attention_words import most_attended, percent
 from lmscope.scope.pool_view import BlockView
 from lmscope.scope.prefix_tree import PrefixTree
 from lmscope.scope.request_view import OwnerSlots
@@ -31,6 +33,8 @@ _MAX_ID = 40
 _MAX_TEXT = 240
 _MAX_NODES = 24
 _NULL, _SHARED, _EMPTY, _NEUTRAL = "#", "+", ".", "?"
+# By attention: a block with content that no request of the step reads.
+_HELD = "-"
 # How much of the budget a step spent, from nothing to all of it.
 _SHARES = " .:-=+*#%@"
 
@@ -42,6 +46,7 @@ def text_picture(
     lit: Sequence[str] = (),
     width: int = 100,
     views: Collection[str] | None = None,
+    colour: str = "owner",
 ) -> str:
     """Header, block map, legend and a line with the reason of some requests.
 
@@ -51,6 +56,8 @@ def text_picture(
     width       of a line; characters, at least 40
     views       only what these views show, under the header: of timeline, blocks, tree,
                 tokens, requests and debugger; None: the blocks and the requests
+    colour      "attention": a block's character says how much of the last step's attention
+                it gets, not whose it is; as long as somebody measures it
     """
     width = max(40, width)
     shown = ("blocks", "requests") if views is None else views
@@ -58,7 +65,10 @@ def text_picture(
     if "timeline" in shown and views is not None:
         lines += _steps(view, width - _NAME_WIDTH)
     if "blocks" in shown:
-        lines += _map(view, width - _NAME_WIDTH)
+        if colour == "attention":
+            lines += _attention(view, width - _NAME_WIDTH)
+        else:
+            lines += _map(view, width - _NAME_WIDTH)
     if "tree" in shown:
         lines += _named("tree", _tree(view, width - _NAME_WIDTH))
     if "requests" in shown:
@@ -161,6 +171,44 @@ def _map(view: EngineView, width: int) -> list[str]:
     }
     legend += [f"{mark} {_short(names[mark])}" for mark in sorted(drawn & names.keys())]
     return lines + _named("", _packed(legend, width))
+
+
+def _attention(view: EngineView, width: int) -> list[str]:
+    """The block map by attention, and the blocks that get most; by owner where there is none."""
+    if not view.attention:
+        return [*_map(view, width), *_named("", ["attention was not measured in this step"])]
+    num_blocks = view.info.num_blocks
+    per_character = -(-num_blocks // _MAX_CHARACTERS)
+    top = max(view.attention.values())
+    drawn = [_EMPTY] * -(-num_blocks // per_character)
+    for block in view.blocks.not_empty():
+        place = block.block_id // per_character
+        if drawn[place] == _EMPTY:
+            drawn[place] = _HELD
+    highest: dict[int, float] = {}
+    for block_id, share in view.attention.items():
+        place = block_id // per_character
+        highest[place] = max(share, highest.get(place, 0.0))
+    for place, share in highest.items():
+        # Small shares are to be seen beside the one that takes half.
+        drawn[place] = str(round(9 * math.sqrt(share / top)))
+    if per_character == 1:
+        drawn[0] = _NULL
+    marks = "".join(drawn)
+    legend = [f"0 to 9: next to none to {percent(top)} of the step's attention"]
+    legend += [
+        f"{mark} {word}"
+        for mark, word in ((_NULL, "null"), (_HELD, "not attended to"), (_EMPTY, "empty"))
+        if mark in marks
+    ]
+    if per_character > 1:
+        legend.append(f"1 character = {per_character} blocks, their largest share")
+    most = ", ".join(
+        f"block {block_id} {percent(share)} ({', '.join(map(_short, owners)) or 'nobody'})"
+        for block_id, share, owners in most_attended(view)
+    )
+    lines = _named("blocks", [marks[i : i + width] for i in range(0, len(marks), width)])
+    return lines + _named("", _packed(legend, width)) + _named("most", wrap(most, width))
 
 
 def _marks(view: EngineView, num_blocks: int, per_character: int) -> Iterator[str]:

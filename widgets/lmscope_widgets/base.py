@@ -142,10 +142,16 @@ class LiveView(anywidget.AnyWidget):
         """Names of the views that the still picture is narrowed to; None: it shows everything."""
         return None
 
+    def still_colour(self) -> str:
+        """What the ground of a block says in the still picture: "owner" or "attention"."""
+        return "owner"
+
     def _still(self, feed: Feed) -> dict[str, str]:
-        views = self.still_views()
-        picture = feed.picture(views)
-        return still(picture.frame, picture.columns, picture.steps, picture.plain, views)
+        views, colour = self.still_views(), self.still_colour()
+        picture = feed.picture(views, colour)
+        return still(
+            picture.frame, picture.columns, picture.steps, picture.plain, views, colour=colour
+        )
 
     def _emit(self, write: Callable[[], T]) -> T:
         self._is_emitting = True

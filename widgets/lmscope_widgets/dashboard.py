@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,26 @@ from typing import Any
 import traitlets
 
 from lmscope.scope.replay import Replay
-from lmscope.tap import Source
+from lmscope.tap import Closeable, MeasuresAttention, Source
 from lmscope_widgets.base import LiveView, check_rate
 from lmscope_widgets.controls import Controls
 from lmscope_widgets.feed import Feed
 from lmscope_widgets.protocol import Command
 from lmscope_widgets.pump import Pump
 
-__all__ = ["VIEWS", "Dashboard"]
+__all__ = ["COLOURS", "VIEWS", "Dashboard", "check_colour"]
 
 VIEWS = ("timeline", "blocks", "tree", "tokens", "requests", "debugger")
 """Names of the views that a dashboard can show."""
 
+COLOURS = ("owner", "attention")
+"""What the ground of a block can say."""
+
 MOST_WINDOW = 1024
 """Blocks of a pool told in bins that a page may see singly at once."""
+
+# Place of the ModelRunnerOutput among the five structs of a step.
+_MODEL_HAS_RUN = 2
 
 _STATIC = Path(__file__).with_name("static")
 
@@ -33,7 +40,11 @@ class Dashboard(LiveView):
 
     source    an LLM or another source of the stream
     views     names of the views to show, in their order; None: all of them
+    colour    what the ground of a block says: "owner", or "attention", its share of the
+              attention of the last step, which the source measures while the view is open
     rate_hz   frames a second, above 0 and at most 20
+
+    TypeError or ValueError for "attention" where the source has none to measure.
     """
 
     # The text and not the path: for a path anywidget keeps every widget of the class alive,
@@ -44,24 +55,91 @@ class Dashboard(LiveView):
     views = traitlets.List(traitlets.Unicode()).tag(sync=True)
     commands = traitlets.List(traitlets.Unicode()).tag(sync=True)
     steps = traitlets.List(traitlets.Int()).tag(sync=True)
+    colour = traitlets.Enum(COLOURS, "owner").tag(sync=True)
+
+    # A class attribute, because `close` also runs when the constructor has raised.
+    _measure: Closeable | None = None
 
     def __init__(
         self,
         source: Source,
         *,
         views: str | Sequence[str] | None = None,
+        colour: str = "owner",
         rate_hz: float = 10.0,
         pump: Pump | None = None,
         **unknown: Any,
     ) -> None:
+        check_colour(colour)
         traits: dict[str, Any] = {
             "views": _checked_views(views),
+            "colour": colour,
             "commands": list(Controls(source).operations),
         }
         if isinstance(source, Replay):
             # The first and the last that `seek` takes.
             traits["steps"] = [source.recording.steps[0], source.recording.steps[-1]]
         super().__init__(source, rate_hz=rate_hz, pump=pump, traits=traits, **unknown)
+        # A replay shows what was measured when it was recorded.
+        if colour == "attention" and not isinstance(source, Replay):
+            try:
+                self._measure = _measure_of(source)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self, *, keeps_picture: bool = True) -> None:
+        """Stop watching, and measuring for this view; twice is fine."""
+        super().close(keeps_picture=keeps_picture)
+        measure, self._measure = self._measure, None
+        if measure is not None:
+            measure.close()
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        self._let_go()
+
+    def __del__(self) -> None:
+        self._let_go()
+        super().__del__()
+
+    def _let_go(self) -> None:
+        """End the measurement without waiting for the engine.
+
+        The thread that comes here may be one that the engine waits for.
+        """
+        measure, self._measure = self._measure, None
+        if measure is not None:
+            try:
+                threading.Thread(target=measure.close, daemon=True).start()
+            except RuntimeError:  # the interpreter ends, and the engine with it
+                return
+
+    def still_colour(self) -> str:
+        return str(self.colour)
+
+    def send_frame(self, message: dict[str, Any], buffers: Sequence[Any]) -> None:
+        if self.colour == "attention" and message["k"] in ("full", "delta"):
+            note = self._why_no_attention(message)
+            if note and not message.get("note"):
+                message["note"] = note
+        super().send_frame(message, buffers)
+
+    def _why_no_attention(self, message: dict[str, Any]) -> str:
+        """Why blocks have no share of attention in this frame; "" where they have, or will."""
+        if "mass" in message:
+            return ""
+        if self.steps:
+            # Before the model has answered for the first time nobody can know.
+            if message["step"] <= self.steps[0] + 1 and message["at"] < _MODEL_HAS_RUN:
+                return ""
+            return (
+                f"nobody measured attention in step {message['step']} of this recording; "
+                "record with lmscope.record(llm, attention=True)"
+            )
+        if self._measure is None:
+            return 'attention is not measured; lmscope.watch(llm, colour="attention") does'
+        return ""
 
     def still_views(self) -> tuple[str, ...] | None:
         named = tuple(self.views)
@@ -80,6 +158,26 @@ class Dashboard(LiveView):
         check_rate(command.arg)
         if self._feed is not None:
             self._feed.set_rate(self, command.arg)
+
+
+def check_colour(colour: str) -> None:
+    """ValueError for a colour that a view cannot have; it names the nearest one."""
+    if colour not in COLOURS:
+        near = difflib.get_close_matches(str(colour), COLOURS, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"there is no colour {colour!r}; did you mean {near!r}? "
+            f"Blocks are coloured by {' or by '.join(COLOURS)}"
+        )
+
+
+def _measure_of(source: Source) -> Closeable:
+    """Have a source measure attention; TypeError or ValueError where it cannot."""
+    if not isinstance(source, MeasuresAttention):
+        raise TypeError(
+            f"a {type(source).__name__} cannot measure attention; watch an LLM, or leave "
+            'colour="attention" out'
+        )
+    return source.measure_attention()
 
 
 def _checked_window(asked: object, feed: Feed) -> tuple[int, int] | None:

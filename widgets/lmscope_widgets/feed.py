@@ -242,8 +242,11 @@ class Feed:
         with self.lock:
             self._fold()
 
-    def picture(self, views: Collection[str] | None = None) -> Picture:
-        """The engine now, for a still picture of these views; None: of all."""
+    def picture(self, views: Collection[str] | None = None, colour: str = "owner") -> Picture:
+        """The engine now, for a still picture of these views; None: of all.
+
+        colour   what a block shows: "owner", or "attention" where somebody measures it
+        """
         with self.lock:
             self._fold()
             frame = PictureEncoder(self.view, epoch=self._epoch).full(self.phase)
@@ -254,7 +257,7 @@ class Feed:
                 first = request.first_scheduled_step
                 row["waited"] = None if first is None else first - request.arrival_step - 1
             bars = [*self._log.bars, *([self._bar] if self._bar else ())]
-            plain = text_picture(self.view, views=views)
+            plain = text_picture(self.view, views=views, colour=colour)
         message["note"] = message.get("note") or self._note
         columns = {
             name: np.frombuffer(buffer, np.uint8)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from lmscope_widgets.raster import RGB, blend, rgb
 
-__all__ = ["NEUTRAL_SLOT", "NO_SLOT", "Owner", "Palette", "light"]
+__all__ = ["NEUTRAL_SLOT", "NO_SLOT", "READABLE", "Ground", "Owner", "Palette", "light"]
 
 NEUTRAL_SLOT = 254
 NO_SLOT = 255
+READABLE = 4.5
+"""Least contrast of text, as WCAG asks for."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,17 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class Ground:
+    """A colour under text, and the text's, which reads on it."""
+
+    ground: RGB
+    text: RGB
+
+
+@dataclass(frozen=True)
 class Palette:
+    """attention   from little to most, in even steps of lightness"""
+
     background: RGB
     raised: RGB
     ink: RGB
@@ -45,6 +57,7 @@ class Palette:
     cached: RGB
     owners: tuple[Owner, ...]
     neutral: Owner
+    attention: tuple[Ground, ...]
 
     def owner(self, slot: int) -> Owner:
         return self.owners[slot] if slot < len(self.owners) else self.neutral
@@ -70,6 +83,10 @@ def light() -> Palette:
         **{name: work[name] for name in ("decode", "prefill", "recompute", "cached")},
         owners=tuple(look(hue, ring) for ring in range(len(owners["rings"])) for hue in hues),
         neutral=look(rgb(owners["neutral"]["light"]), 0),
+        attention=tuple(
+            Ground(shade, _text_on(shade, (ink, ground)))
+            for shade in map(rgb, data["attention"]["light"])
+        ),
     )
 
 
@@ -84,6 +101,14 @@ _NAMES = (
     "trouble_text",
     "trouble_tint",
 )
+
+
+def _text_on(ground: RGB, wanted: tuple[RGB, ...]) -> RGB:
+    """The first of the wanted colours that reads on a ground, else black or white: one does."""
+    for text in wanted:
+        if _contrast(ground, text) >= READABLE:
+            return text
+    return max(((0, 0, 0), (255, 255, 255)), key=lambda text: _contrast(ground, text))
 
 
 def _contrast(colour: RGB, ground: RGB) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lmscope.scope.visible import escape, visible
 from lmscope_widgets.step_log import StepBar
+from lmscope_widgets.still_attention import most_attended
 from lmscope_widgets.still_map import Bytes
 from lmscope_widgets.still_picture import WIDTH, counts, draw_picture, title
 
@@ -48,6 +49,8 @@ def still(
     steps: Sequence[StepBar],
     plain: str,
     views: Collection[str] | None = None,
+    *,
+    colour: str = "owner",
 ) -> dict[str, str]:
     """text/html and text/plain of a picture, together at most `MOST_BYTES` of UTF-8.
 
@@ -56,13 +59,16 @@ def still(
     steps     bars of the steps since the start
     plain     the picture in characters
     views     draw and write only what these views show, under the header; None: everything
+    colour    of blocks: "owner", or "attention" where somebody measured it
     """
     plain = _cut_bytes(visible(plain[: _MOST_PLAIN + 1]), _MOST_PLAIN)
     words = _words(frame, views)
+    if colour == "attention" and (views is None or "blocks" in views):
+        words = _attention(frame, columns) + words
     room = MOST_BYTES - len(plain.encode()) - len(words.encode())
     picture = ""
     for quality in _QUALITIES:
-        data = draw_picture(frame, columns, steps, views=views, **quality)
+        data = draw_picture(frame, columns, steps, views=views, colour=colour, **quality)
         picture = _image(frame, data)
         if len(picture.encode()) <= room:
             break
@@ -101,6 +107,24 @@ def _words(frame: Mapping[str, Any], views: Collection[str] | None) -> str:
     if "debugger" in views:
         parts.append(_struct(frame))
     return "".join(parts)
+
+
+def _attention(frame: Mapping[str, Any], columns: Mapping[str, Bytes]) -> str:
+    """The most attended blocks, or that nobody measured it."""
+    lines = [
+        f'<tr><td align="right">{block_id}</td><td align="right">{share}</td>'
+        f'<td align="left">{_cell(_some(owners), _MOST_WHY)}</td></tr>'
+        for block_id, share, owners in most_attended(frame, columns)
+    ]
+    if not lines:
+        return "<p>Attention was not measured in this step.</p>\n"
+    names = "".join(f"<th>{name}</th>" for name in ("most attended block", "share", "of"))
+    return "\n".join(["<table>", f"<tr>{names}</tr>", *lines, "</table>"]) + "\n"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return (", ".join(names[:8]) or "–") + more
 
 
 def _numbers(frame: Mapping[str, Any]) -> str:

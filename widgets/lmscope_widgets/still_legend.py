@@ -25,6 +25,8 @@ from lmscope_widgets.still_map import (
 __all__ = ["Legend"]
 
 _LINE, _SWATCH, _GAP = 18, 6, 16
+# Width of the scale of attention, and the ground of it that samples of blocks have.
+_SCALE, _SAMPLE = 96, 5
 # Above this many blocks a cell is too small for marks, or is a bin of many.
 _MOST_CELLS = 10_000
 
@@ -45,6 +47,7 @@ class Legend:
 
     columns     None: the blocks are not drawn
     has_bands   whether shared blocks show a band per owner
+    top         of blocks coloured by attention: the largest share, in words; None: by owner
     """
 
     def __init__(
@@ -53,9 +56,14 @@ class Legend:
         steps: Sequence[StepBar],
         width: int,
         has_bands: bool,
+        top: str | None = None,
     ) -> None:
+        marks = _block_marks(columns, has_bands, top is None) if columns else []
+        if columns and top is not None:
+            words = f"attention: 0 to {top} of the step, a quarter of that in the middle"
+            marks.insert(0, _Mark(words, _draw_scale, _SCALE))
         self._lines = [
-            *_in_lines(_block_marks(columns, has_bands) if columns else [], width),
+            *_in_lines(marks, width),
             *_in_lines(_step_marks(steps), width),
         ]
 
@@ -74,7 +82,7 @@ class Legend:
             y += _LINE
 
 
-def _block_marks(columns: Mapping[str, Bytes], has_bands: bool) -> list[_Mark]:
+def _block_marks(columns: Mapping[str, Bytes], has_bands: bool, is_by_owner: bool) -> list[_Mark]:
     state, slots = columns["state"], columns["slot"]
     kinds = state & 0x0F
     has_cells = len(state) <= _MOST_CELLS
@@ -82,6 +90,8 @@ def _block_marks(columns: Mapping[str, Bytes], has_bands: bool) -> list[_Mark]:
     slot = int(used[0]) if len(used) else 0
 
     def cell(**look: Any) -> _Draw:
+        if not is_by_owner:
+            look["ground"] = _SAMPLE if look["state"] & 0x0F == IN_USE else 0
         return lambda canvas, x, y: _draw_swatch(canvas, x, y, **look)
 
     drawn = [
@@ -89,7 +99,9 @@ def _block_marks(columns: Mapping[str, Bytes], has_bands: bool) -> list[_Mark]:
         (
             has_cells and bool((columns["ref"] > 1).any()),
             "shared",
-            _draw_bands if has_bands else cell(slot=slot, state=IN_USE, is_shared=True),
+            _draw_bands
+            if has_bands and is_by_owner
+            else cell(slot=slot, state=IN_USE, is_shared=True),
         ),
         (
             len(kept) > 0,
@@ -154,6 +166,13 @@ def _draw_bands(canvas: Canvas, x: float, y: float) -> None:
     for i, owner in enumerate(light().owners[:2]):
         canvas.rect(x + 11 * i, y, 11, 9, owner.tint)
         canvas.rect(x + 11 * i, y + 9, 11, 3, owner.edge)
+
+
+def _draw_scale(canvas: Canvas, x: float, y: float) -> None:
+    """All grounds of attention in a row."""
+    grounds = light().attention
+    for i, look in enumerate(grounds):
+        canvas.rect(x + i * _SCALE / len(grounds), y, _SCALE / len(grounds), 12, look.ground)
 
 
 def _in_lines(marks: Sequence[_Mark], width: int) -> list[list[_Mark]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,22 @@ from lmscope_widgets.lettering import knows, text_width
 from lmscope_widgets.palette import NEUTRAL_SLOT, NO_SLOT, light
 from lmscope_widgets.raster import Canvas, blend
 
-__all__ = ["EMPTY", "EVICTED", "HIT", "IN_USE", "KEPT", "NULL", "WRITTEN", "BlockMap", "draw_cell"]
+__all__ = [
+    "BY_OWNER",
+    "EMPTY",
+    "EVICTED",
+    "HIT",
+    "IN_USE",
+    "KEPT",
+    "NULL",
+    "WRITTEN",
+    "BlockMap",
+    "draw_cell",
+]
 
 EMPTY, IN_USE, KEPT, NULL = 0, 1, 2, 3
+# Instead of the number of a ground: none, the owner's.
+BY_OWNER = 255
 HIT, EVICTED, WRITTEN = 0x10, 0x20, 0x40
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,6 +73,7 @@ class BlockMap:
     next_ids    the blocks that are handed out next, first one first
     slots       owner slot of each request that the frame lists
     labels      in cells that are large enough: 2 ids, names and text, 1 ids and names, 0 none
+    grounds     by attention: of each block the number of its ground, 0 for none; None: by owner
     """
 
     def __init__(
@@ -70,6 +84,7 @@ class BlockMap:
         next_ids: Sequence[int],
         slots: Mapping[str, int],
         labels: int = 2,
+        grounds: Bytes | None = None,
     ) -> None:
         self._slot = columns["slot"]
         self._state = columns["state"]
@@ -82,6 +97,8 @@ class BlockMap:
         self._slots = slots
         self._labels = labels
         self._palette = light()
+        self._is_by_owner = grounds is None
+        self._grounds = np.full_like(self._slot, BY_OWNER) if grounds is None else grounds
 
     @property
     def num_blocks(self) -> int:
@@ -133,6 +150,7 @@ class BlockMap:
             | (self._state.astype(np.uint32) << 8)
             | (np.minimum(self._ref, 2).astype(np.uint32) << 16)
             | (filled << 20)
+            | (self._grounds.astype(np.uint32) << 24)
         )
         looks, index = np.unique(key, return_inverse=True)
         scale = canvas.scale
@@ -146,7 +164,8 @@ class BlockMap:
                 slot=look & 0xFF,
                 state=(look >> 8) & 0xFF,
                 is_shared=(look >> 16) & 0xF > 1,
-                filled=(look >> 20) / steps,
+                filled=((look >> 20) & 0xF) / steps,
+                ground=look >> 24,
             )
             tiles[i] = tile.pixels
         tiles[len(looks)] = self._palette.background
@@ -163,6 +182,8 @@ class BlockMap:
         right, foot = x + grid.width - 7, y + grid.height - 7
         is_in_use = state == IN_USE
         ink = palette.ink if is_in_use else palette.ink_soft
+        if 0 < self._grounds[block_id] < BY_OWNER:
+            ink = palette.attention[self._grounds[block_id] - 1].text
         label = "0 null" if state == NULL else str(block_id)
         size = 9.5 if grid.width >= 50 else 8.5
         end = canvas.text(x + 5, y + 12, label, size, ink)
@@ -205,9 +226,10 @@ class BlockMap:
         band = width / len(owners)
         for i, name in enumerate(owners):
             owner = self._palette.owner(self._slots.get(str(name), NEUTRAL_SLOT))
-            canvas.rect(x + i * band, y, band, height - foot, owner.tint)
+            if self._is_by_owner:
+                canvas.rect(x + i * band, y, band, height - foot, owner.tint)
             canvas.rect(x + i * band, y + height - foot, band, foot, owner.edge)
-            if i:
+            if i and self._is_by_owner:
                 canvas.rect(x + i * band, y, 0.5, height, self._palette.background)
         _draw_marks(canvas, x, y, width, height, state)
 
@@ -235,11 +257,22 @@ class BlockMap:
         stack[:] = palette.line_soft
         stack = np.where(is_kept[:, :, None], tints[slot][:, None, :], stack)
         stack = np.where(is_used[:, :, None], hues[slot][:, None, :], stack)
+        if not self._is_by_owner:
+            stack[:] = self._bin_grounds(count, grid.share)[:, None, :]
         stack[inside == 0] = palette.background
         tiles = np.empty((count, size, size, 3), np.uint8)
         tiles[:] = palette.background
         tiles[:, :inner, :inner] = stack[:, :, None, :]
         _paste(canvas, x, y, tiles, grid)
+
+    def _bin_grounds(self, count: int, share: int) -> Bytes:
+        """Of each bin the colour of its most attended block: [count, 3]."""
+        padded = np.zeros(count * share, np.uint8)
+        padded[: self.num_blocks] = self._grounds
+        colours = [self._palette.line_soft, *(look.ground for look in self._palette.attention)]
+        most: Bytes = padded.reshape(count, share).max(axis=1)
+        found: Bytes = np.array(colours, np.uint8)[most]
+        return found
 
 
 def draw_cell(
@@ -249,18 +282,25 @@ def draw_cell(
     state: int,
     is_shared: bool = False,
     filled: float = 1.0,
+    ground: int = BY_OWNER,
 ) -> None:
     """Fill a canvas of a cell's size, gap included, with one block.
 
     filled   share of the block's slots that hold a token
+    ground   number of the ground by attention, 0 for none
     """
     palette = light()
     gap = 2 if canvas.width >= 20 else 1
     width, height = canvas.width - gap, canvas.height - gap
     owner = palette.owner(slot)
     kind = state & 0x0F
+    if ground != BY_OWNER:
+        owner = replace(owner, edge=palette.line, hue=palette.line)
+    if 0 < ground < BY_OWNER:
+        canvas.rect(0, 0, width, height, palette.attention[ground - 1].ground)
     if kind == IN_USE:
-        _draw_in_use(canvas, width, height, slot, is_shared, filled, bool(state & WRITTEN))
+        is_written = bool(state & WRITTEN)
+        _draw_in_use(canvas, width, height, slot, is_shared, filled, is_written, ground)
     elif kind == KEPT:
         if width >= 9:
             line = 1.5 if width >= 20 else 1.0
@@ -288,9 +328,17 @@ def _draw_in_use(
     is_shared: bool,
     filled: float,
     is_written: bool,
+    ground: int,
 ) -> None:
     palette = light()
     owner = palette.owner(slot)
+    is_by_owner = ground == BY_OWNER
+    if width < 12 and not is_by_owner:
+        if not ground:
+            canvas.rect(0, 0, width, height, palette.line_soft)
+        elif is_shared and height >= 4:
+            canvas.rect(0, 0, width, 1, palette.attention[ground - 1].text)
+        return
     if width < 12:
         # Too small for patterns: the second eight are a shade darker, the third grey.
         hue = (owner.edge, blend(owner.edge, palette.ink, 0.4), palette.neutral.hue)[owner.ring]
@@ -299,11 +347,14 @@ def _draw_in_use(
             canvas.rect(0, 0, width, 1, palette.ink)
         return
     foot = _foot(canvas.height)
-    canvas.rect(0, 0, width, height - foot, owner.tint)
-    if owner.ring == 1:
-        canvas.hatch(0, 0, width, height - foot, blend(owner.tint, owner.hue, 0.3))
-    elif owner.ring == 2:
-        canvas.dots(0, 0, width, height - foot, blend(owner.tint, owner.hue, 0.5))
+    if is_by_owner:
+        canvas.rect(0, 0, width, height - foot, owner.tint)
+        if owner.ring == 1:
+            canvas.hatch(0, 0, width, height - foot, blend(owner.tint, owner.hue, 0.3))
+        elif owner.ring == 2:
+            canvas.dots(0, 0, width, height - foot, blend(owner.tint, owner.hue, 0.5))
+    elif not ground:
+        canvas.frame(0, 0, width, height, palette.line)
     canvas.rect(0, height - foot, width, foot, palette.raised)
     canvas.rect(0, height - foot, width * filled, foot, owner.edge)
     if is_written and filled:

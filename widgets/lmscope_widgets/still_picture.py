@@ -13,6 +13,7 @@ from lmscope_widgets.lettering import knows, text_width
 from lmscope_widgets.palette import light
 from lmscope_widgets.raster import Canvas
 from lmscope_widgets.step_log import StepBar
+from lmscope_widgets.still_attention import grounds, top_words
 from lmscope_widgets.still_legend import Legend
 from lmscope_widgets.still_map import KEPT, BlockMap, Bytes
 from lmscope_widgets.still_steps import StepStrip
@@ -34,6 +35,7 @@ def draw_picture(
     shades: int = 2,
     labels: int = 2,
     views: Collection[str] | None = None,
+    colour: str = "owner",
 ) -> bytes:
     """The picture as a PNG file.
 
@@ -44,10 +46,11 @@ def draw_picture(
     shades    shades at the edge of a letter
     labels    in blocks that are large enough: 2 ids, names and text, 1 ids and names, 0 none
     views     the header and what these views show; None: everything
+    colour    of blocks: "owner", or "attention" where somebody measured it
 
     Scale, shades and labels are what to give up for a smaller file.
     """
-    drawing = _Drawing(frame, columns, steps, labels, views)
+    drawing = _Drawing(frame, columns, steps, labels, views, colour)
     canvas = Canvas(WIDTH, drawing.height(), light().background, scale, shades)
     drawing.draw(canvas)
     return canvas.png()
@@ -88,6 +91,7 @@ class _Drawing:
         steps: Sequence[StepBar],
         labels: int,
         views: Collection[str] | None,
+        colour: str,
     ) -> None:
         self._has_map = views is None or "blocks" in views
         if views is not None and "timeline" not in views:
@@ -97,6 +101,10 @@ class _Drawing:
         self._palette = light()
         self._next = [int(block_id) for block_id in frame.get("next", ())]
         self._slots = {str(row["id"]): int(row["slot"]) for row in frame["rows"]}
+        by_attention = None
+        if colour == "attention":
+            by_attention = grounds(frame, len(columns["state"]))
+        top = None if by_attention is None else top_words(frame)
         self._map = BlockMap(
             columns,
             frame.get("cells", ()),
@@ -104,11 +112,13 @@ class _Drawing:
             self._next,
             self._slots,
             labels,
+            by_attention,
         )
         self._names = self._named_requests() if self._has_map else []
         self._strip = StepStrip(frame, steps, _INSIDE) if steps else None
         has_bands = self._map.has_bands(_INSIDE, _MAP_MOST)
-        self._legend = Legend(columns if self._has_map else None, steps, _INSIDE, has_bands)
+        drawn = columns if self._has_map else None
+        self._legend = Legend(drawn, steps, _INSIDE, has_bands, top)
 
     def height(self) -> int:
         """Height in pixels of all parts together."""

@@ -39,6 +39,8 @@ import { EMPTY, IN_USE, KEPT, NULL } from "./core/picture.js";
  * @property {number} queue       1, 2, 3 when it is handed out next, else 0
  * @property {boolean} isDim
  * @property {boolean} isCursor
+ * @property {import("./core/palette.js").Ground | null} [attention]  the ground instead of the
+ *   owner's; null: it gets next to no attention
  */
 
 const MOST_BANDS = 6;
@@ -69,10 +71,13 @@ export function drawBlock(context, box, block, theme, level) {
 function drawCell(context, box, block, theme, level) {
   const { colours } = theme;
   const foot = Math.max(3, Math.min(5, Math.round(box.w / 12)));
+  if (block.attention) fill(context, box, block.attention.ground);
   if (block.state === NULL) drawNull(context, box, theme);
   else if (block.state === IN_USE) drawInUse(context, box, block, theme, foot);
-  else if (block.state === KEPT) dashed(context, box, block.owners[0]?.edge ?? colours.line);
-  else hairline(context, box, colours.lineSoft);
+  else if (block.state === KEPT) {
+    const edge = block.attention === undefined ? block.owners[0]?.edge : undefined;
+    dashed(context, box, edge ?? colours.line);
+  } else hairline(context, box, colours.lineSoft);
   if (block.state !== NULL) drawWords(context, box, block, theme, level, foot);
   else if (box.w >= 46)
     label(
@@ -85,7 +90,7 @@ function drawCell(context, box, block, theme, level) {
       10.5,
     );
   if (block.isEvicted) corner(context, box, colours.trouble, Math.min(13, box.w * 0.22));
-  if (block.isHit) outline(context, box, colours.ink, 2);
+  if (block.isHit) drawHit(context, box, block, theme, 2);
   drawTags(context, box, block, theme, level, foot);
 }
 
@@ -100,7 +105,15 @@ function drawMark(context, box, block, theme) {
   const { colours } = theme;
   const { x, y, w, h } = box;
   const owner = block.owners[0];
-  if (block.state === IN_USE) {
+  if (block.attention !== undefined && (block.attention || block.owners.length)) {
+    fill(context, box, block.attention?.ground ?? colours.lineSoft);
+    if (block.ref > 1)
+      fill(
+        context,
+        { ...box, h: Math.max(1, Math.round(h / 5)) },
+        block.attention?.text ?? colours.ink,
+      );
+  } else if (block.state === IN_USE) {
     context.fillStyle = w >= 12 ? (owner?.hue ?? colours.soft) : (owner?.small ?? colours.soft);
     context.fillRect(x, y, w, h);
     if (w >= 12 && owner) pattern(context, { ...box }, owner, colours.ink);
@@ -118,7 +131,33 @@ function drawMark(context, box, block, theme) {
     context.fillRect(x + Math.floor((w - dot) / 2), y + Math.floor((h - dot) / 2), dot, dot);
   } else drawNull(context, box, theme);
   if (block.isEvicted) corner(context, box, colours.trouble, Math.max(3, w * 0.5));
-  if (block.isHit) outline(context, box, colours.ink, w >= 8 ? 2 : 1);
+  if (block.isHit) drawHit(context, box, block, theme, w >= 8 ? 2 : 1);
+}
+
+/**
+ * An outline in ink, and on a ground that may be as dark one inside that reads on it.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Box} box
+ * @param {Block} block
+ * @param {Theme} theme
+ * @param {number} width px
+ */
+function drawHit(context, box, block, theme, width) {
+  outline(context, box, theme.colours.ink, width);
+  if (!block.attention || box.w < 4 * width) return;
+  const { x, y, w, h } = box;
+  const inside = { x: x + width, y: y + width, w: w - 2 * width, h: h - 2 * width };
+  outline(context, inside, block.attention.text, 1);
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Box} box
+ * @param {string} colour
+ */
+function fill(context, { x, y, w, h }, colour) {
+  context.fillStyle = colour;
+  context.fillRect(x, y, w, h);
 }
 
 /**
@@ -154,16 +193,20 @@ function drawInUse(context, box, block, theme, foot) {
   owners.forEach((owner, k) => {
     const from = x + Math.round((w * k) / owners.length);
     const to = x + Math.round((w * (k + 1)) / owners.length);
-    context.fillStyle = owner.tint;
-    context.fillRect(from, y, to - from, h);
+    const isByOwner = block.attention === undefined;
+    if (isByOwner) {
+      context.fillStyle = owner.tint;
+      context.fillRect(from, y, to - from, h);
+    }
     context.fillStyle = owner.hue;
     context.fillRect(from, y + h - foot, to - from, foot);
     pattern(context, { x: from, y: y + h - foot, w: to - from, h: foot }, owner, colours.ink);
     if (k > 0) {
       context.fillStyle = colours.background;
-      context.fillRect(from, y, 1, h);
+      context.fillRect(from, isByOwner ? y : y + h - foot, 1, isByOwner ? h : foot);
     }
   });
+  if (block.attention === null) hairline(context, box, colours.line);
   const slot = w / Math.max(1, block.size);
   const place = (/** @type {number} */ token) => x + Math.round(token * slot);
   if (block.fill < block.size) {
@@ -198,7 +241,7 @@ function drawInUse(context, box, block, theme, foot) {
 function drawWords(context, box, block, theme, level, foot) {
   const { colours, textSize } = theme;
   const scale = textSize / 12;
-  const ink = block.state === IN_USE ? colours.ink : colours.soft;
+  const ink = block.attention?.text ?? (block.state === IN_USE ? colours.ink : colours.soft);
   const top = box.y + 9 * scale;
   const id = String(block.id);
   const left = box.x + (level === "text" ? 6 : 5) + (block.isEvicted ? Math.min(6, box.w / 10) : 0);
@@ -297,7 +340,7 @@ export function drawQueueNumber(context, x, y, block, theme) {
  * Many blocks in one cell: the share of their states as a stack in the hue of most of them.
  * @param {CanvasRenderingContext2D} context
  * @param {Box} box
- * @param {{total: number, used: number, kept: number, hits: number, evicted: number, owner: Owner | null, isDim: boolean, isCursor: boolean}} bin
+ * @param {{total: number, used: number, kept: number, hits: number, evicted: number, owner: Owner | null, isDim: boolean, isCursor: boolean, attention?: Block["attention"]}} bin
  * @param {Theme} theme
  */
 export function drawBin(context, box, bin, theme) {
@@ -306,6 +349,37 @@ export function drawBin(context, box, bin, theme) {
   context.globalAlpha = bin.isDim ? DIM : 1;
   context.fillStyle = colours.lineSoft;
   context.fillRect(x, y, w, h);
+  if (bin.attention !== undefined) drawAttendedBin(context, box, bin, theme);
+  else drawStates(context, box, bin, theme);
+  if (bin.evicted) corner(context, box, colours.trouble, 4);
+  if (bin.hits) outline(context, box, colours.ink, 1);
+  context.globalAlpha = 1;
+  if (bin.isCursor) outline(context, box, colours.focus, 2);
+}
+
+/**
+ * The ground of its most attended block; where there is none, how far it is filled as a line.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Box} box
+ * @param {{total: number, used: number, kept: number, attention?: Block["attention"]}} bin
+ * @param {Theme} theme
+ */
+function drawAttendedBin(context, box, { total, used, kept, attention }, { colours }) {
+  if (attention) fill(context, box, attention.ground);
+  else if (used + kept) {
+    const height = Math.max(1, Math.round((box.h * (used + kept)) / total));
+    fill(context, { ...box, y: box.y + box.h - height, w: 1, h: height }, colours.line);
+  }
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Box} box
+ * @param {{total: number, used: number, kept: number, owner: Owner | null}} bin
+ * @param {Theme} theme
+ */
+function drawStates(context, box, bin, { colours }) {
+  const { x, y, w, h } = box;
   const used = bin.used ? Math.max(1, Math.round((h * bin.used) / bin.total)) : 0;
   const kept = Math.min(
     h - used,
@@ -315,8 +389,4 @@ export function drawBin(context, box, bin, theme) {
   context.fillRect(x, y + h - used, w, used);
   context.fillStyle = bin.owner?.tint ?? colours.line;
   context.fillRect(x, y + h - used - kept, w, kept);
-  if (bin.evicted) corner(context, box, colours.trouble, 4);
-  if (bin.hits) outline(context, box, colours.ink, 1);
-  context.globalAlpha = 1;
-  if (bin.isCursor) outline(context, box, colours.focus, 2);
 }

@@ -2,6 +2,7 @@
 /**
  * The pool as a map: every block keeps its place, and only blocks that changed are drawn again.
  */
+import { groundOf } from "./attention.js";
 import { drawBin, drawBlock } from "./block_cells.js";
 import { describeBin, describeBlock, namesOfSlots } from "./block_describe.js";
 import { createHeldMarks } from "./block_held.js";
@@ -15,7 +16,13 @@ import { IN_USE } from "./core/picture.js";
 /** @typedef {import("./core/link.js").Link} Link */
 /** @typedef {import("./core/theme.js").Theme} Theme */
 /** @typedef {import("./block_layout.js").Layout} Layout */
-/** @typedef {{theme: Theme, changes: import("./core/picture.js").Changes, height: number}} Look */
+/**
+ * @typedef {object} Look
+ * @property {Theme} theme
+ * @property {import("./core/picture.js").Changes} changes
+ * @property {number} height
+ * @property {import("./attention.js").ColourBy} [colour]  what the ground of a block says
+ */
 
 const MANY_DIRTY = 0.6;
 /** Blocks of a pool in bins that Python tells singly at once. */
@@ -59,6 +66,7 @@ export function createBlockMap(root, link, options = {}) {
   let drawnKey = "";
   let height = 0;
   let textSize = 12;
+  let isByAttention = false;
   const held = createHeldMarks(redraw);
 
   /**
@@ -71,6 +79,7 @@ export function createBlockMap(root, link, options = {}) {
     picture = next;
     height = look.height;
     textSize = look.theme.textSize;
+    isByAttention = look.colour === "attention";
     if (isLive) held.note(next, look.changes);
     const total = picture.numBlocks;
     if (range && range.first + range.count > total) range = null;
@@ -83,7 +92,7 @@ export function createBlockMap(root, link, options = {}) {
     const key = [
       ...[width, height, textSize, shown.first, shown.count, globalThis.devicePixelRatio],
       ...[colours.name, colours.background, look.theme.ui, link.lit, next.info?.block_size],
-      bin,
+      ...[bin, isByAttention],
     ].join();
     let drawn;
     if (key !== drawnKey || !layout || look.changes.all) {
@@ -122,6 +131,7 @@ export function createBlockMap(root, link, options = {}) {
     /** @type {Set<number>} */
     const items = new Set();
     const blocks = [...look.changes.blocks, ...held.takeEnded()];
+    if (isByAttention) blocks.push(...look.changes.mass);
     if (cursor !== drawnCursor) blocks.push(cursor ?? -1, drawnCursor ?? -1);
     for (const block of blocks) {
       const item = itemOf(on, block);
@@ -147,13 +157,18 @@ export function createBlockMap(root, link, options = {}) {
   function drawItem(shown, on, theme, item, slots) {
     if (!context) return;
     const box = boxOf(on, item);
+    const [block, to] = blocksOf(on, item);
+    const ground = isByAttention
+      ? { attention: groundOf(theme.colours, shown.levelOf(block, to)) }
+      : {};
     if (on.level === "bin") {
-      drawBin(context, box, describeBin(shown, on, theme, item, link.lit, cursor), theme);
+      const bin = describeBin(shown, on, theme, item, link.lit, cursor);
+      drawBin(context, box, { ...bin, ...ground }, theme);
       return;
     }
-    const [block] = blocksOf(on, item);
     const described = held.add(describeBlock(shown, block, theme, link.lit, slots));
-    drawBlock(context, box, { ...described, isCursor: block === cursor }, theme, on.level);
+    const isCursor = block === cursor;
+    drawBlock(context, box, { ...described, ...ground, isCursor }, theme, on.level);
   }
 
   /**

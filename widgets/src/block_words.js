@@ -2,6 +2,7 @@
 /**
  * The pool in words: the title's numbers, the line under the map, the next blocks, a table.
  */
+import { attentionWords, percent } from "./attention.js";
 import { countBins, countBlocks } from "./block_describe.js";
 import { h, setText, textNodes } from "./core/dom.js";
 import { count, MISSING, visible } from "./core/format.js";
@@ -72,6 +73,7 @@ function blockLine(picture, block) {
     bits & WRITTEN ? "written in this step" : "",
   ];
   const more = [
+    attentionWords(picture, block),
     ...now,
     place >= 0 ? `number ${place + 1} to be handed out` : "",
     cell?.[5] ? `hash ${cell[5].slice(0, 12)}` : "",
@@ -98,7 +100,12 @@ function binLine(picture, blocks, canAsk) {
   const { used, kept } =
     bins && !isTold ? countBins(bins, from, to) : countBlocks(picture, from, to);
   const empty = to - from - used - kept - (from === 0 ? 1 : 0);
-  const states = `${count(used)} in use, ${count(kept)} kept, ${count(empty)} empty`;
+  const states = [
+    `${count(used)} in use, ${count(kept)} kept, ${count(empty)} empty`,
+    attentionWords(picture, from, to),
+  ]
+    .filter(Boolean)
+    .join(" · ");
   return [
     [`blocks ${count(blocks[0])} to ${count(blocks[blocks.length - 1])}`],
     [states],
@@ -209,7 +216,9 @@ export function drawBlockTable(element, picture) {
     drawBinTable(element, picture, picture.bins);
     return;
   }
+  const { mass } = picture;
   const heads = ["block", "state", "requests", "references", "tokens", "text"];
+  if (mass) heads.splice(5, 0, "attention");
   const names = ["empty", "in use", "kept", "null"];
   const rows = [];
   for (let block = 0; block < Math.min(picture.numBlocks, TABLE_LIMIT); block++) {
@@ -228,6 +237,7 @@ export function drawBlockTable(element, picture) {
         h("td", {}, visible(picture.ownersOf(block).join(" ")) || MISSING),
         h("td", {}, picture.ref[block] || MISSING),
         h("td", {}, picture.fill[block] || MISSING),
+        ...(mass ? [h("td", {}, shareCell(picture, block))] : []),
         h("td", {}, ...textNodes(cell?.[2] ?? "")),
       ),
     );
@@ -250,17 +260,29 @@ export function drawBlockTable(element, picture) {
 }
 
 /**
+ * @param {Picture} picture
+ * @param {number} block
+ * @param {number} [to]
+ */
+function shareCell(picture, block, to) {
+  const level = picture.levelOf(block, to);
+  return level ? percent(((picture.mass?.top ?? 0) * level) / 255) : MISSING;
+}
+
+/**
  * @param {HTMLElement} element
  * @param {Picture} picture
  * @param {import("./core/picture.js").Bins} bins
  */
 function drawBinTable(element, picture, bins) {
   const heads = ["blocks", "in use", "kept"];
+  if (picture.mass) heads.push("attention of a block");
   const rows = [];
   for (let bin = 0; bin < Math.min(bins.used.length, TABLE_LIMIT); bin++) {
     const from = bin * bins.size;
     const to = Math.min(picture.numBlocks, from + bins.size) - 1;
     const cells = [`${count(from)} to ${count(to)}`, count(bins.used[bin]), count(bins.kept[bin])];
+    if (picture.mass) cells.push(shareCell(picture, from, to + 1));
     rows.push(h("tr", {}, ...cells.map((words) => h("td", {}, words))));
   }
   const head = h("tr", {}, ...heads.map((name) => h("th", { scope: "col" }, name)));

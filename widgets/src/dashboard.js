@@ -3,6 +3,7 @@
  * The whole view: header, panels and legend, laid out for the room there is.
  */
 import { NOTHING } from "./actions.js";
+import { createColourSwitch } from "./attention.js";
 import { createBanner } from "./banner.js";
 import { createBlockMap } from "./block_map.js";
 import { drawBlockTable, drawNext, summary } from "./block_words.js";
@@ -43,6 +44,7 @@ import { drawTreeTable, treeSummary } from "./tree_words.js";
  * @property {string} [title]
  * @property {number} [height]     px before it scrolls, 0 for no limit
  * @property {string[]} [views]     names as in panels.js; none named: all of them
+ * @property {import("./attention.js").ColourBy} [colour]  of blocks, at first
  * @property {boolean} [isLive]
  * @property {(theme: Theme) => void} [onTheme]  told at the start and after each change
  * @property {(entry: number) => void} [onSeek]
@@ -110,9 +112,13 @@ export function createDashboard(host, options = {}) {
     requests: createRequests(requests.body, link, { isLive }),
     debugger: createDebugger(dbg.body, actions),
     legend: createLegend(legend),
+    colour: createColourSwitch(map.corner, () => toggleColour()),
   };
   map.body.querySelector("canvas")?.after(next);
 
+  let colour = options.colour ?? "owner";
+  /** Whether blocks have ever had another colour than their owner's. */
+  let hasColours = false;
   let choice = options.theme ?? "auto";
   let textSize = 12;
   /** @type {Theme} */
@@ -187,14 +193,17 @@ export function createDashboard(host, options = {}) {
       views.timeline.update(picture, { theme, history, cursor, isNarrow, isLive });
     const height = Math.round((MAP_HEIGHT[now] * textSize) / 12);
     if (layout.isShown("blocks")) {
-      views.map.update(picture, { theme, changes, height });
+      hasColours ||= picture.mass !== null || colour === "attention";
+      views.colour.update(colour, hasColours);
+      views.map.update(picture, { theme, changes, height, colour });
       drawNext(next, picture, theme.colours, link.lit);
     }
     if (layout.isShown("tree")) views.tree.update(picture, { theme, height });
     if (layout.isShown("tokens")) views.tokens.update(picture, { theme, history, changes });
     if (layout.isShown("requests")) views.requests.update(picture, { theme, changes, preempted });
     if (layout.isShown("debugger")) views.debugger.update(picture, phase);
-    views.legend.update(history.occurred, theme, layout.shown);
+    const attention = colour === "attention" ? { top: picture.mass?.top ?? 0 } : null;
+    views.legend.update(history.occurred, theme, layout.shown, attention);
     setText(time.sub, stepSummary(picture, history, cursor));
     setText(map.sub, summary(picture));
     setText(tree.sub, treeSummary(picture));
@@ -282,6 +291,18 @@ export function createDashboard(host, options = {}) {
     return true;
   }
 
+  /** @param {import("./attention.js").ColourBy} next */
+  function setColour(next) {
+    colour = next;
+    schedule();
+  }
+
+  function toggleColour() {
+    if (!hasColours) return false;
+    setColour(colour === "owner" ? "attention" : "owner");
+    return true;
+  }
+
   /** @param {1 | -1} direction */
   function nextRequest(direction) {
     if (!shown) return false;
@@ -308,6 +329,7 @@ export function createDashboard(host, options = {}) {
    */
   function perform(action) {
     if (action === "tables") return toggleTables();
+    if (action === "colour") return toggleColour();
     if (action === "larger") return resizeText(1);
     if (action === "smaller") return resizeText(-1);
     if (action === "help") return toggleHelp();
@@ -366,6 +388,7 @@ export function createDashboard(host, options = {}) {
       retheme();
     },
     setViews,
+    setColour,
     /** @param {string} words  for the pill; "" for the name of the phase */
     setSay(words) {
       say = words;

@@ -86,6 +86,7 @@ function renderView(stream, model, el) {
     title: model.get("title") ?? "",
     height: model.get("height") ?? 0,
     views: model.get("views") ?? [],
+    colour: model.get("colour") ?? "owner",
     isLive: true,
     actions: live.actions,
     onSeek: (entry) => look.goTo(entry),
@@ -149,6 +150,7 @@ function renderView(stream, model, el) {
   const events = [
     ["change:theme", () => dashboard.setTheme(model.get("theme") ?? "auto")],
     ["change:views", () => dashboard.setViews(model.get("views") ?? [])],
+    ["change:colour", () => dashboard.setColour(model.get("colour") ?? "owner")],
     ["change:commands", allow],
     ["comm_live_update", () => dashboard.setGone()],
     ["destroy", () => dashboard.setGone()],

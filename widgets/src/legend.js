@@ -2,6 +2,7 @@
 /**
  * What the marks mean: only those that have occurred.
  */
+import { percent } from "./attention.js";
 import { drawBlock, drawQueueNumber } from "./block_cells.js";
 import { mix } from "./core/colour.js";
 import { h } from "./core/dom.js";
@@ -10,9 +11,16 @@ import { EMPTY, IN_USE, KEPT, NULL } from "./core/picture.js";
 
 /** @typedef {import("./core/theme.js").Theme} Theme */
 /** @typedef {import("./core/draw.js").Box} Box */
-/** @typedef {(context: CanvasRenderingContext2D, box: Box, theme: Theme) => void} Sample */
+/**
+ * `ground` is that of blocks which are coloured by attention.
+ * @typedef {(context: CanvasRenderingContext2D, box: Box, theme: Theme, ground?: Ground) => void} Sample
+ */
+/** @typedef {import("./core/palette.js").Ground} Ground */
 
 const WIDTH = 24;
+const SCALE = 96;
+/** Of the grounds of attention, the one for samples of blocks. */
+const MIDDLE = 4;
 const HEIGHT = 16;
 
 /**
@@ -25,14 +33,17 @@ export function createLegend(root) {
      * @param {ReadonlySet<string>} occurred
      * @param {Theme} theme
      * @param {readonly string[]} [views]  names of the views that are shown
+     * @param {{top: number} | null} [attention]  of blocks coloured by it: the largest share, 0
+     *   where nobody measured it
      */
-    update(occurred, theme, views = ["blocks", "timeline"]) {
+    update(occurred, theme, views = ["blocks", "timeline"], attention = null) {
       const key = [
         views.join(" "),
         [...occurred].sort(),
         theme.colours.name,
         theme.colours.background,
         theme.textSize,
+        attention && percent(attention.top),
       ].join();
       if (key === drawn) return;
       drawn = key;
@@ -48,7 +59,14 @@ export function createLegend(root) {
               "span",
               { class: "lms-group" },
               h("b", {}, title),
-              ...shown.map(([, words, sample]) => entry(words, sample, theme)),
+              ...shown.map(([, words, sample]) =>
+                entry(
+                  words,
+                  sample,
+                  theme,
+                  attention ? theme.colours.attention[MIDDLE] : undefined,
+                ),
+              ),
             )
           : "";
       };
@@ -57,6 +75,7 @@ export function createLegend(root) {
         views.some((view) => view !== "debugger")
           ? h("span", { class: "lms-group" }, h("b", {}, "Hue is a request."))
           : "",
+        attention && views.includes("blocks") ? scale(attention.top, theme) : "",
         group("blocks", "Blocks", BLOCKS),
         group("timeline", "Steps", STEPS),
       );
@@ -68,14 +87,44 @@ export function createLegend(root) {
 }
 
 /**
+ * All grounds of attention in a row. They go with the square root of the share, so the middle one
+ * stands for a quarter of the largest.
+ * @param {number} top
+ * @param {Theme} theme
+ */
+function scale(top, theme) {
+  const title = h("b", {}, "Ink is attention");
+  if (!top) return h("span", { class: "lms-group" }, title, "not measured in this step");
+  const { attention, lineSoft } = theme.colours;
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  const context = prepare(canvas, SCALE, HEIGHT);
+  if (context) {
+    context.fillStyle = lineSoft;
+    context.fillRect(0, 1, SCALE, HEIGHT - 2);
+    attention.forEach(({ ground }, k) => {
+      context.fillStyle = ground;
+      context.fillRect((k * SCALE) / attention.length, 1, SCALE / attention.length, HEIGHT - 2);
+    });
+  }
+  const quarter = `${percent(top / 4)} in the middle`;
+  return h(
+    "span",
+    { class: "lms-group" },
+    title,
+    h("span", { class: "lms-entry" }, "0", canvas, `${percent(top)} of the step (${quarter})`),
+  );
+}
+
+/**
  * @param {string} words
  * @param {Sample} sample
  * @param {Theme} theme
+ * @param {Ground} [ground]
  */
-function entry(words, sample, theme) {
+function entry(words, sample, theme, ground) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const context = prepare(canvas, WIDTH, HEIGHT);
-  if (context) sample(context, { x: 1, y: 1, w: WIDTH - 2, h: HEIGHT - 2 }, theme);
+  if (context) sample(context, { x: 1, y: 1, w: WIDTH - 2, h: HEIGHT - 2 }, theme, ground);
   return h("span", { class: "lms-entry" }, canvas, words);
 }
 
@@ -85,11 +134,12 @@ function entry(words, sample, theme) {
  * @returns {Sample}
  */
 function cell(given, slots = [0]) {
-  return (context, box, theme) => {
+  return (context, box, theme, ground) => {
     const block = {
       ...{ id: 1, state: IN_USE, name: "", ref: 1, fill: 2, size: 2, writtenFrom: null, text: "" },
       ...{ isHit: false, isEvicted: false, was: "", queue: 0, isDim: false, isCursor: false },
       owners: slots.map((slot) => theme.colours.owner(slot)),
+      ...(ground ? { attention: (given.state ?? IN_USE) === IN_USE ? ground : null } : {}),
       ...given,
     };
     drawSample(context, box, block, theme);
@@ -137,8 +187,8 @@ const BLOCKS = [
   [
     "evicted",
     "just evicted",
-    (context, box, theme) => {
-      cell({})(context, box, theme);
+    (context, box, theme, ground) => {
+      cell({})(context, box, theme, ground);
       corner(context, box, theme.colours.trouble, 10);
     },
   ],

@@ -31,7 +31,7 @@ export async function readFrames(text) {
  * Builds the dashboard of a run in `root`.
  * @param {HTMLElement} root
  * @param {Frame[]} frames
- * @param {URLSearchParams} [settings]  step, theme, sel
+ * @param {URLSearchParams} [settings]  step, theme, sel, colour
  * @param {(theme: import("./core/theme.js").Theme) => void} [onTheme]
  */
 export function showRun(root, frames, settings = new URLSearchParams(), onTheme = () => {}) {
@@ -72,6 +72,7 @@ export function showRun(root, frames, settings = new URLSearchParams(), onTheme 
   };
   const dashboard = createDashboard(root, {
     theme,
+    colour: settings.get("colour") === "attention" ? "attention" : "owner",
     onTheme,
     onSeek: (entry) => {
       transport.stop();

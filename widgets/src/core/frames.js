@@ -166,15 +166,28 @@
  * @property {Cell[]} [cells]
  * @property {number} [bin]  blocks in a bin, where the columns are of bins
  * @property {Window} [window]  of a pool in bins: the blocks that were asked for
+ * @property {SentMass} [mass]  while somebody measures it
  * @property {string} note
  * @property {Record<string, number[]>} [columns]  in a page
  */
 
 /**
  * Blocks told singly: those not among `blocks`, as id, slot, state, ref and fill, are empty.
- * @typedef {{first: number, count: number, blocks: number[][], cells: Cell[]}} Window
+ * `mass` has their levels of attention, as in SentMass.
+ * @typedef {{first: number, count: number, blocks: number[][], cells: Cell[], mass?: number[]}} Window
  */
 
-/** @typedef {{all: boolean, blocks: Set<number>, rows: Set<string>, list: boolean}} Changes */
+/**
+ * The largest share of the step's attention that a block has, and as parts of it, 1 to 255, what
+ * blocks or bins have: id, level, id, level, ...
+ * @typedef {{top: number, of: number[]}} SentMass
+ */
+
+/** Levels by block, or by bin. Replaced as a whole, never changed. @typedef {{top: number, levels: ReadonlyMap<number, number>}} Mass */
+
+/**
+ * `mass` has the blocks, or first blocks of bins, whose level is another one.
+ * @typedef {{all: boolean, blocks: Set<number>, mass: Set<number>, rows: Set<string>, list: boolean}} Changes
+ */
 
 export {};

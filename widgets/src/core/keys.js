@@ -5,7 +5,7 @@
 
 /**
  * @typedef {"play" | "back" | "forward" | "boundary" | "boundary_back" | "break" | "first"
- *   | "last" | "event" | "event_back" | "request" | "request_back" | "tables" | "larger" | "smaller" | "help" | "release"} Action
+ *   | "last" | "event" | "event_back" | "request" | "request_back" | "colour" | "tables" | "larger" | "smaller" | "help" | "release"} Action
  */
 
 /** @type {[string, Action][]} */
@@ -21,6 +21,8 @@ const TABLE = [
   ["E", "event_back"],
   ["]", "request"],
   ["[", "request_back"],
+  ["a", "colour"],
+  ["A", "colour"],
   ["b", "break"],
   ["B", "break"],
   ["t", "tables"],
@@ -42,6 +44,7 @@ export const HELP = [
   ["Home  End", "first, last step", ["first", "last"]],
   ["[  ]", "previous, next request", ["request"]],
   ["B", "break here", ["break"]],
+  ["A", "blocks by owner or attention", ["colour"]],
   ["T", "pictures as tables", ["tables"]],
   ["+  -", "text size", ["larger"]],
   ["Esc", "let go", ["release"]],

@@ -19,6 +19,8 @@ import { contrast, luminance, mix } from "./colour.js";
  * @property {Pattern} pattern
  */
 
+/** @typedef {{ground: string, text: string}} Ground  a colour and the text that reads on it */
+
 /**
  * @typedef {object} Colours
  * @property {ThemeName} name
@@ -35,6 +37,7 @@ import { contrast, luminance, mix } from "./colour.js";
  * @property {string} good
  * @property {{decode: string, prefill: string, recompute: string, cached: string}} work
  * @property {{ground: string, text: string}[]} surprise  from expected to surprising
+ * @property {Ground[]} attention  from little to most, in even steps of lightness
  * @property {(slot: number, ownHueOf?: string) => Owner} owner
  */
 
@@ -79,6 +82,10 @@ export function makeColours(name, host = {}) {
       ground,
       text: level === 0 ? ink : textOn(ground, palette.surprise[`${name}_text`][level]),
     })),
+    attention: palette.attention[name].map((ground) => ({
+      ground,
+      text: [ink, background].find((text) => contrast(ground, text) >= READABLE) ?? starkOn(ground),
+    })),
     owner(slot, ownHueOf) {
       const key = `${slot} ${ownHueOf ?? ""}`;
       let owner = made.get(key);
@@ -99,6 +106,14 @@ export function makeColours(name, host = {}) {
 export function textOn(ground, wanted) {
   if (wanted && contrast(ground, wanted) >= READABLE) return wanted;
   return contrast(ground, DARK_TEXT) > contrast(ground, LIGHT_TEXT) ? DARK_TEXT : LIGHT_TEXT;
+}
+
+/**
+ * Black or white: one of them reads on any ground, which our softer ones do not in the middle.
+ * @param {string} ground
+ */
+function starkOn(ground) {
+  return contrast(ground, "#000000") > contrast(ground, "#FFFFFF") ? "#000000" : "#FFFFFF";
 }
 
 /**

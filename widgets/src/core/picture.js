@@ -23,6 +23,7 @@ import { completeRow, keepTokens, mergeRow } from "./rows.js";
 /** @typedef {import("./frames.js").Bins} Bins */
 /** @typedef {import("./frames.js").Frame} Frame */
 /** @typedef {import("./frames.js").Changes} Changes */
+/** @typedef {import("./frames.js").Mass} Mass */
 
 export const VERSION = 1;
 export const EMPTY = 0;
@@ -41,6 +42,8 @@ export const LOG_NAMES = /** @type {(keyof Stat)[]} */ ([
   ...["output_tokens", "preemptions", "evictions", "step_ms"],
 ]);
 
+/** @type {ReadonlyMap<number, number>} */
+const NO_LEVELS = new Map();
 const COLUMNS = /** @type {const} */ (["slot", "state", "ref", "fill", "writtenFrom"]);
 const NO_STAT = /** @type {Stat} */ ({
   ...{ used: 0, kept: 0, empty: 0, shared: 0, hits: 0, evicted: 0 },
@@ -97,6 +100,10 @@ export class Picture {
     this.bins = /** @type {Bins | null} */ (null);
     /** Of a pool in bins, the blocks that are told singly. @type {{first: number, count: number} | null} */
     this.window = null;
+    /** Which blocks, or bins, the step's attention went to; null: nobody measured it. @type {Mass | null} */
+    this.mass = null;
+    /** The same for the blocks that are told singly. */
+    this.windowLevels = NO_LEVELS;
     /** @type {Set<Tracker>} */
     this.trackers = new Set();
   }
@@ -142,6 +149,7 @@ export class Picture {
       this.tree = mergeTree(before, frame.tree);
     }
     if (frame.window && this.bins) this.#applyWindow(frame.window);
+    this.#applyMass(frame.mass);
     if (frame.speed !== undefined) this.speed = frame.speed;
     if (frame.breaks) this.breaks = frame.breaks;
     this.log = (frame.log ?? []).map(entryOf);
@@ -172,6 +180,23 @@ export class Picture {
     const tracker = new Tracker(() => this.trackers.delete(tracker));
     this.trackers.add(tracker);
     return tracker;
+  }
+
+  /**
+   * The highest level of attention among the blocks from `from` to before `to`, 0 for almost none.
+   * @param {number} from
+   * @param {number} [to]
+   */
+  levelOf(from, to = from + 1) {
+    if (!this.mass) return 0;
+    const { bins, window } = this;
+    const isTold = window && from >= window.first && to <= window.first + window.count;
+    const size = bins && !isTold ? bins.size : 1;
+    const levels = isTold ? this.windowLevels : this.mass.levels;
+    let most = 0;
+    for (let place = Math.floor(from / size); place * size < to; place++)
+      most = Math.max(most, levels.get(place) ?? 0);
+    return most;
   }
 
   /**
@@ -289,12 +314,13 @@ export class Picture {
   /** Back to bins alone. */
   forgetWindow() {
     this.window = null;
+    this.windowLevels = NO_LEVELS;
     this.cells = new Map();
     for (const name of COLUMNS) this[name] = new Uint8Array(0);
   }
 
   /** @param {import("./frames.js").Window} window */
-  #applyWindow({ first, count, blocks, cells }) {
+  #applyWindow({ first, count, blocks, cells, mass = [] }) {
     if (this.state.length !== this.numBlocks)
       for (const name of COLUMNS) this[name] = new Uint8Array(this.numBlocks);
     const last = Math.min(first + count, this.numBlocks);
@@ -308,9 +334,22 @@ export class Picture {
       if (state & WRITTEN) this.writtenFrom[block] = Math.max(0, fill - 1);
     }
     this.window = { first, count: last - first };
+    this.windowLevels = levelsOf(mass);
     this.cells = new Map(cells.map((cell) => [cell[0], cell]));
     this.#changed((changes) => {
       changes.all = true;
+    });
+  }
+
+  /** @param {import("./frames.js").SentMass | undefined} sent */
+  #applyMass(sent) {
+    const before = this.mass?.levels ?? NO_LEVELS;
+    const after = sent ? levelsOf(sent.of) : NO_LEVELS;
+    this.mass = sent ? { top: sent.top, levels: after } : null;
+    const size = this.bins?.size ?? 1;
+    this.#changed(({ mass }) => {
+      for (const [id, level] of before) if (after.get(id) !== level) mass.add(id * size);
+      for (const id of after.keys()) if (!before.has(id)) mass.add(id * size);
     });
   }
 
@@ -325,16 +364,31 @@ export class Tracker {
   /** @param {() => void} end  stops it */
   constructor(end) {
     /** @type {Changes} */
-    this.changes = { all: true, blocks: new Set(), rows: new Set(), list: true };
+    this.changes = { ...noChanges(), all: true, list: true };
     this.end = end;
   }
 
   /** @returns {Changes} */
   take() {
     const { changes } = this;
-    this.changes = { all: false, blocks: new Set(), rows: new Set(), list: false };
+    this.changes = noChanges();
     return changes;
   }
+}
+
+/** @returns {Changes} */
+function noChanges() {
+  return { all: false, blocks: new Set(), mass: new Set(), rows: new Set(), list: false };
+}
+
+/**
+ * @param {number[]} pairs  id, level, id, level, ...
+ * @returns {Map<number, number>}
+ */
+function levelsOf(pairs) {
+  const levels = new Map();
+  for (let k = 0; k < pairs.length; k += 2) levels.set(pairs[k], pairs[k + 1]);
+  return levels;
 }
 
 /**
