@@ -29,6 +29,7 @@ from lmscope_kernels.numba_support import use_torch_threads, why_not_numba
 __all__ = [
     "DecodeKernelChoice",
     "decode_kernel_choice",
+    "num_parts",
     "paged_decode_cpu",
     "prepare_decode_kernel",
 ]
@@ -105,10 +106,20 @@ def paged_decode_cpu(
         first_keys,
         seq_lens,
         rows,
+        num_parts(len(rows), key_cache.shape[2]),
         np.float32(scale),
         np.float32(softcap or 0.0),
         output.numpy(),
     )
+
+
+def num_parts(num_requests: int, num_kv_heads: int) -> int:
+    """In how many pieces each request is attended to, which changes no bits.
+
+    Whole requests read memory in one run; where they are too few for all threads, each KV head
+    goes by itself.
+    """
+    return num_kv_heads if num_requests < torch.get_num_threads() else 1
 
 
 def _kernels() -> Any:

@@ -1,9 +1,10 @@
 """The loops of decode_attention_cpu, compiled by numba; importing this needs the extra `cpu`.
 
-One piece of work is one request and one KV head. It reads keys and values once for the G query
-heads that share them, block after block of the table, in tiles of a fixed number of keys with
-a running maximum and sum. What a piece computes depends on nothing outside of it, so a row has
-the same bits alone and in any batch, with one thread and with many.
+One piece of work is one request and some KV heads: all of them, which reads memory in one run,
+or fewer where there are too few requests for all threads. It reads keys and values once for the
+G query heads that share them, block after block of the table, in tiles of a fixed number of keys
+with a running maximum and sum. What comes out for a head depends on nothing but its request, so a
+row has the same bits alone and in any batch, with one thread and with many.
 """
 
 from __future__ import annotations
@@ -56,23 +57,24 @@ def _attend(
     block_ids: Any,
     first_key: Any,
     seq_len: Any,
-    kv_head: Any,
+    first_kv_head: Any,
+    end_kv_head: Any,
     scale: Any,
     softcap: Any,
     output: Any,
 ) -> None:
-    """The G query heads of one KV head of one request.
+    """The query heads of some KV heads of one request.
 
     query, output    [H, D]
     softcap          0: none
     """
     S, K, D = key_cache.shape[1], key_cache.shape[2], key_cache.shape[3]
     G = query.shape[0] // K
-    first_head = kv_head * G
-    scores = np.empty((G, _TILE), np.float32)
-    result = np.zeros((G, D), np.float32)
-    largest = np.full(G, _NO_SCORE)
-    total = np.zeros(G, np.float32)
+    first_head, num_heads = first_kv_head * G, (end_kv_head - first_kv_head) * G
+    scores = np.empty((num_heads, _TILE), np.float32)
+    result = np.zeros((num_heads, D), np.float32)
+    largest = np.full(num_heads, _NO_SCORE)
+    total = np.zeros(num_heads, np.float32)
     for start in range(first_key, seq_len, _TILE):
         num_keys = min(_TILE, seq_len - start)
         done, block, place = 0, start // S, start % S
@@ -80,44 +82,48 @@ def _attend(
             num_here = min(S - place, num_keys - done)
             keys = key_cache[block_ids[block]]
             for i in range(num_here):
-                key = keys[place + i, kv_head]
-                for g in range(G):
-                    product = _ZERO
-                    for d in range(D):
-                        product += query[first_head + g, d] * key[d]
-                    scores[g, done + i] = product * scale
+                for kv_head in range(first_kv_head, end_kv_head):
+                    key = keys[place + i, kv_head]
+                    for head in range(kv_head * G, kv_head * G + G):
+                        product = _ZERO
+                        for d in range(D):
+                            product += query[head, d] * key[d]
+                        scores[head - first_head, done + i] = product * scale
             done, block, place = done + num_here, block + 1, 0
-        for g in range(G):
+        for head in range(num_heads):
             if softcap != _ZERO:
                 for i in range(num_keys):
-                    scores[g, i] = softcap * np.tanh(scores[g, i] / softcap)
-            new_largest = largest[g]
+                    scores[head, i] = softcap * np.tanh(scores[head, i] / softcap)
+            new_largest = largest[head]
             for i in range(num_keys):
-                new_largest = max(new_largest, scores[g, i])
-            earlier = exp(largest[g] - new_largest)
-            largest[g] = new_largest
+                new_largest = max(new_largest, scores[head, i])
+            earlier = exp(largest[head] - new_largest)
+            largest[head] = new_largest
             added = _ZERO
             for i in range(num_keys):
-                weight = exp(scores[g, i] - new_largest)
-                scores[g, i] = weight
+                weight = exp(scores[head, i] - new_largest)
+                scores[head, i] = weight
                 added += weight
-            total[g] = total[g] * earlier + added
+            total[head] = total[head] * earlier + added
             for d in range(D):
-                result[g, d] *= earlier
+                result[head, d] *= earlier
         done, block, place = 0, start // S, start % S
         while done < num_keys:
             num_here = min(S - place, num_keys - done)
             values = value_cache[block_ids[block]]
-            for g in range(G):
-                for i in range(num_here):
-                    weight = scores[g, done + i]
-                    for d in range(D):
-                        result[g, d] += weight * values[place + i, kv_head, d]
+            for i in range(num_here):
+                for kv_head in range(first_kv_head, end_kv_head):
+                    value = values[place + i, kv_head]
+                    first = (kv_head - first_kv_head) * G
+                    for head in range(first, first + G):
+                        weight = scores[head, done + i]
+                        for d in range(D):
+                            result[head, d] += weight * value[d]
             done, block, place = done + num_here, block + 1, 0
-    for g in range(G):
-        share = _ONE / total[g]
+    for head in range(num_heads):
+        share = _ONE / total[head]
         for d in range(D):
-            output[first_head + g, d] = result[g, d] * share
+            output[first_head + head, d] = result[head, d] * share
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
@@ -129,14 +135,18 @@ def attend_serial(
     first_keys: Any,
     seq_lens: Any,
     rows: Any,
+    num_parts: Any,
     scale: Any,
     softcap: Any,
     output: Any,
 ) -> None:
-    """All pieces of work on the calling thread; arrays as in decode_attention_cpu."""
-    K = key_cache.shape[2]
-    for piece in range(len(rows) * K):
-        request = piece // K
+    """All pieces of work on the calling thread; arrays as in decode_attention_cpu.
+
+    num_parts    pieces of a request; divides K
+    """
+    num_kv_heads = key_cache.shape[2] // num_parts
+    for piece in range(len(rows) * num_parts):
+        request, first = piece // num_parts, piece % num_parts * num_kv_heads
         _attend(
             query[rows[request]],
             key_cache,
@@ -144,7 +154,8 @@ def attend_serial(
             block_table[request],
             first_keys[request],
             seq_lens[request],
-            piece % K,
+            first,
+            first + num_kv_heads,
             scale,
             softcap,
             output[rows[request]],
@@ -160,14 +171,15 @@ def attend_parallel(
     first_keys: Any,
     seq_lens: Any,
     rows: Any,
+    num_parts: Any,
     scale: Any,
     softcap: Any,
     output: Any,
 ) -> None:
     """The same on numba's threads, as many as numba.set_num_threads said."""
-    K = key_cache.shape[2]
-    for piece in prange(len(rows) * K):
-        request = piece // K
+    num_kv_heads = key_cache.shape[2] // num_parts
+    for piece in prange(len(rows) * num_parts):
+        request, first = piece // num_parts, piece % num_parts * num_kv_heads
         _attend(
             query[rows[request]],
             key_cache,
@@ -175,7 +187,8 @@ def attend_parallel(
             block_table[request],
             first_keys[request],
             seq_lens[request],
-            piece % K,
+            first,
+            first + num_kv_heads,
             scale,
             softcap,
             output[rows[request]],

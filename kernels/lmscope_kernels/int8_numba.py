@@ -158,6 +158,7 @@ def layer_step(
             first_keys[m],
             seq_lens[m],
             piece % K,
+            piece % K + 1,
             scale,
             _ZERO,
             by_head[m],
