@@ -24,6 +24,7 @@ __all__ = [
     "ModelFacts",
     "cache_folder",
     "default_threads",
+    "is_checking",
     "num_cores",
     "resolve",
 ]
@@ -33,20 +34,19 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 DEFAULT_KV_CACHE_BYTES = 512 << 20
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The scripted model keeps no keys and values, so only the number of blocks matters.
 DEFAULT_SCRIPTED_BLOCKS = 1024
 MAX_DEFAULT_THREADS = 16
 
 # Options of vLLM that change nothing here, with the values that are accepted.
 _WITHOUT_MEANING: dict[str, tuple[object, ...]] = {
-    "enforce_eager": (True, False),
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "swap_space": (0, 4),
     "cpu_offload_gb": (0,),
     "disable_log_stats": (True, False),
-    "gpu_memory_utilization": (0.9,),
     "disable_custom_all_reduce": (True, False),
     "enable_lora": (False,),
     "skip_tokenizer_init": (False,),
@@ -82,6 +82,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
     quantization: str | None = None
     batch_invariant: bool = False
+    attention_backend: str = "auto"
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool = False
     trust_remote_code: bool = False
 
     @classmethod
@@ -129,10 +132,31 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             "async_scheduling",
             "exact",
             "batch_invariant",
+            "enforce_eager",
             "trust_remote_code",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; it takes True or False")
+        if self.attention_backend in _NOT_BUILT_BACKENDS:
+            raise ValueError(
+                f"attention_backend is {self.attention_backend!r}, which is not available in this "
+                "version: it says nothing of what each block is attended to; use 'triton' on a "
+                "CUDA device, or 'auto'"
+            )
+        if self.attention_backend not in _BACKENDS:
+            raise ValueError(
+                f"attention_backend is {self.attention_backend!r}; "
+                f"{nearest(self.attention_backend, _BACKENDS)}"
+            )
+        part = self.gpu_memory_utilization
+        if part is not None:
+            if isinstance(part, bool) or not isinstance(part, (int, float)):
+                raise TypeError(f"gpu_memory_utilization is {part!r}; it takes a number")
+            if not 0 < part <= 1:
+                raise ValueError(
+                    f"gpu_memory_utilization is {part}; it must be above 0 and at most 1, the "
+                    "part of the GPU's memory that this engine and all others on it may take"
+                )
         for name, (value, instead) in _NOT_BUILT.items():
             if getattr(self, name) == value:
                 raise ValueError(
@@ -193,14 +217,18 @@ _ALLOWED = {
 _NOT_BUILT: dict[str, tuple[object, object]] = {
     "engine": ("process", "thread"),
     "execute": ("simulated", "scripted"),
-    "device": ("cuda", "cpu"),
 }
+_BACKENDS = ("auto", "torch", "triton")
+_NOT_BUILT_BACKENDS = ("flash_attn", "flashinfer")
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the settings depend on.
 
     kv_block_bytes   bytes of one block over all layers; 0 for a model without a KV cache
+    kv_cache_bytes   what a GPU has left for the KV cache; None: what is free is the system's, of
+                     which a part is taken
+    kv_cache_why     how that was found
     """
 
     max_model_len: int
@@ -209,6 +237,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     # of the weights, "float32" for example; "" where there are none
     dtype: str = ""
+    attention_backend: str = "torch"
+    kv_cache_bytes: int | None = None
+    kv_cache_why: str = ""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +271,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     # a token has the same bits alone and in any batch
     batch_invariant: bool = False
+    # "torch" or "triton"
+    attention_backend: str = "torch"
+    # no CUDA graphs
+    enforce_eager: bool = False
+    # every batch is checked before it is launched: LMSCOPE_CHECK=1
+    check_batches: bool = False
 
     @property
     def num_usable_blocks(self) -> int:
@@ -280,6 +317,10 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
     ValueError when the settings cannot work: a budget below max_num_seqs, chunked prefill
     off with a budget below max_model_len, a KV cache below one block.
     """
+    if facts.device == "cpu":
+        for name in ("gpu_memory_utilization", "enforce_eager"):
+            if getattr(options, name):
+                logger.info("%s=%r has no effect on a CPU", name, getattr(options, name))
     num_kv_blocks = options.num_kv_blocks or _num_blocks(options, facts, free_bytes)
     pool_tokens = (num_kv_blocks - 1) * options.block_size
     max_model_len = options.max_model_len
@@ -337,6 +378,9 @@ def resolve(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> Engin
         exact=options.exact,
         quantization=options.quantization,
         batch_invariant=options.batch_invariant,
+        attention_backend=facts.attention_backend,
+        enforce_eager=options.enforce_eager,
+        check_batches=is_checking(),
         kv_block_bytes=facts.kv_block_bytes,
         kv_formula=facts.kv_formula,
     )
@@ -371,6 +415,14 @@ def num_cores() -> int:
     return min(count, len(siblings))
 
 
+def is_checking() -> bool:
+    """Whether batches are checked before they are launched; LMSCOPE_CHECK=1 says so.
+
+    An index beyond the pool is then an error with the request, and not an illegal access.
+    """
+    return os.environ.get("LMSCOPE_CHECK", "") == "1"
+
+
 def cache_folder() -> Path:
     """Where lmscope keeps the demo model: LMSCOPE_CACHE, or the system's place for caches."""
     given = os.environ.get("LMSCOPE_CACHE")
@@ -382,6 +434,8 @@ def _num_blocks(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> i
         return DEFAULT_SCRIPTED_BLOCKS
     cache_bytes = options.kv_cache_bytes
     asked = f"kv_cache_bytes is {cache_bytes}"
+    if cache_bytes is None and facts.kv_cache_bytes is not None:
+        cache_bytes, asked = facts.kv_cache_bytes, facts.kv_cache_why
     if cache_bytes is None:
         cache_bytes = min(DEFAULT_KV_CACHE_BYTES, free_bytes // 10)
         asked = f"the free memory is {free_bytes} bytes, a tenth of it {cache_bytes}"

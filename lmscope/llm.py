@@ -61,7 +61,7 @@ class _Weights:
     generation_eos_ids: tuple[int, ...]
     num_embeddings: int | None
     module: torch.nn.Module | None
-    facts: Callable[[int], ModelFacts]  # block size -> what the settings depend on
+    facts: Callable[[EngineOptions], ModelFacts]  # what the settings depend on
     make_executor: Callable[[EngineConfig], ModelExecutor]
     # what runs the model; packs the weights the first time that it is asked with these options
     plan: Callable[[EngineOptions], Callable[[PlanLine], ExecutionPlan]]
@@ -74,7 +74,7 @@ class LLM:
     tokenizer          the model's own unless given
     num_kv_blocks      size of the KV cache in blocks, block 0 included
     kv_cache_bytes     the same in bytes; without either: 512 MiB or a tenth of the free
-                       memory, whichever is less
+                       memory, whichever is less, and on a GPU what gpu_memory_utilization leaves
     max_model_len      most tokens of one request, prompt and output
     max_num_seqs, max_num_batched_tokens   most requests and tokens in one step
     async_scheduling   schedule each step while the one before still runs, on a thread of its
@@ -93,6 +93,11 @@ class LLM:
     batch_invariant    tokens and log probabilities are the same bit for bit alone and in any
                        batch, chunked or not, preempted or not, cached or not. For float32 models
                        shaped like Llama on a CPU, and slower: docs/decisions/batch_invariant.md
+    attention_backend  "triton": the kernels, on CUDA devices from sm_80 on; "torch": everywhere;
+                       "auto": the first where it can run, and `print(llm.plan)` says which
+    gpu_memory_utilization   part of a GPU's memory that weights, one step and the KV cache may
+                       take together, 0.9 unless given; of no effect on a CPU
+    enforce_eager      no CUDA graphs for decode steps
 
     Options are checked before anything is loaded: TypeError for unknown names and wrong
     types, ValueError for values that cannot work. `submit`, `abort` and `tap.on` may be
@@ -128,6 +133,9 @@ class LLM:
         exact: bool = False,
         quantization: str | None = None,
         batch_invariant: bool = False,
+        attention_backend: str = "auto",
+        gpu_memory_utilization: float | None = None,
+        enforce_eager: bool = False,
         trust_remote_code: bool = False,
         **vllm_options: Any,
     ) -> None:
@@ -156,6 +164,9 @@ class LLM:
                 "exact": exact,
                 "quantization": quantization,
                 "batch_invariant": batch_invariant,
+                "attention_backend": attention_backend,
+                "gpu_memory_utilization": gpu_memory_utilization,
+                "enforce_eager": enforce_eager,
                 "trust_remote_code": trust_remote_code,
                 **({} if num_kv_blocks is None else {"num_kv_blocks": num_kv_blocks}),
                 **vllm_options,
@@ -169,7 +180,7 @@ class LLM:
         self._weights = weights
         # Before the free memory is looked at: packed weights take some of it.
         self._plan = weights.plan(options)
-        self.config = resolve(options, weights.facts(options.block_size), _free_memory_bytes())
+        self.config = resolve(options, weights.facts(options), _free_memory_bytes())
         self.model = weights.path
         self.tap = Tap(_info(self.config), self._snapshot, self._run_on_engine)
         self.gate = Gate(
@@ -397,6 +408,7 @@ class LLM:
             plan=_weights_are_gone,
         )
         self._plan = _weights_are_gone
+        _give_gpu_memory_back(self.config)
 
     def __enter__(self) -> LLM:
         return self
@@ -635,6 +647,8 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         return _load_script(options, tokenizer)
     # Here and not above: a scripted engine must not need torch.
     from lmscope.execute.executor import UniProcExecutor
+    from lmscope.execute.gpu_memory import gpu_room
+    from lmscope.models.attention_backend import AttentionBackend, choose_attention_backend
     from lmscope.models.loader import load_model
 
     is_object = tokenizer is not None and not isinstance(tokenizer, (str, Path))
@@ -649,14 +663,41 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
 
     embeddings: Any = cast("Any", loaded.module).get_input_embeddings()
 
-    def facts(block_size: int) -> ModelFacts:
+    def backend(given: EngineOptions) -> AttentionBackend:
+        return choose_attention_backend(
+            given.attention_backend,
+            device=loaded.device,
+            dtype=loaded.dtype,
+            head_size=loaded.head_size,
+            num_query_heads=loaded.num_query_heads,
+            num_kv_heads=loaded.num_kv_heads,
+            batch_invariant=given.batch_invariant,
+        )
+
+    def facts(given: EngineOptions) -> ModelFacts:
+        chosen = backend(given)
+        chosen.warn()
+        room = gpu_room(given, loaded) if loaded.device.type == "cuda" else None
         return ModelFacts(
             max_model_len=loaded.max_model_len,
-            kv_block_bytes=loaded.kv_block_bytes(block_size),
-            kv_formula=loaded.kv_formula(block_size),
+            kv_block_bytes=loaded.kv_block_bytes(given.block_size),
+            kv_formula=loaded.kv_formula(given.block_size),
             device=str(loaded.device.type),
             dtype=str(loaded.dtype).removeprefix("torch."),
+            attention_backend=chosen.name,
+            kv_cache_bytes=None if room is None else room.num_bytes,
+            kv_cache_why="" if room is None else room.why,
         )
+
+    def plan(given: EngineOptions) -> Callable[[PlanLine], ExecutionPlan]:
+        chosen = backend(given)
+        body = loaded.body(
+            exact=given.exact,
+            quantization=given.quantization,
+            batch_invariant=given.batch_invariant,
+        )
+        attention = chosen.line() if chosen.name == "triton" else None
+        return lambda threads: body.plan(threads, attention)
 
     return _Weights(
         path=loaded.path,
@@ -668,13 +709,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         module=loaded.module,
         facts=facts,
         make_executor=lambda config: UniProcExecutor(config, loaded),
-        plan=lambda given: (
-            loaded.body(
-                exact=given.exact,
-                quantization=given.quantization,
-                batch_invariant=given.batch_invariant,
-            ).plan
-        ),
+        plan=plan,
     )
 
 
@@ -694,9 +729,7 @@ def _load_script(options: EngineOptions, tokenizer: Any) -> _Weights:
         generation_eos_ids=(),
         num_embeddings=None,
         module=None,
-        facts=lambda block_size: ModelFacts(
-            max_model_len=_SCRIPTED_MAX_MODEL_LEN, kv_block_bytes=0
-        ),
+        facts=lambda _: ModelFacts(max_model_len=_SCRIPTED_MAX_MODEL_LEN, kv_block_bytes=0),
         make_executor=lambda config: ScriptedExecutor(
             script, eos_token_id if eos_token_id is not None else 0
         ),
@@ -747,6 +780,18 @@ def _set_threads(config: EngineConfig) -> None:
     import torch
 
     torch.set_num_threads(config.threads)
+
+
+def _give_gpu_memory_back(config: EngineConfig) -> None:
+    """Torch keeps what was freed on a GPU for itself, where no other process can have it."""
+    if config.device != "cuda":
+        return
+    import gc
+
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _free_memory_bytes() -> int:

@@ -46,17 +46,25 @@ from lmscope.tap import Tap
 __all__ = ["EngineCore", "ModelExecutor"]
 
 
+class OnItsWay(Protocol):
+    """The output of a step that a device has been given, and may be running."""
+
+    def wait(self) -> None: ...
+    def get_output(self) -> ModelRunnerOutput: ...
+
+
 class ModelExecutor(Protocol):
     """What runs a step: a model on a device, or a script.
 
     `execute_model` may keep its result to itself and return None; `sample_tokens` must
     then follow. With async scheduling both are called on a thread that is theirs, for one
     step after the other, and a SchedulerOutput may come before the tokens of the step before
-    are known outside: who runs the steps has sampled them and knows them.
+    are known outside: who runs the steps has sampled them and knows them. What `sample_tokens`
+    returns may still be on its way from a device; `get_output` waits for it.
     """
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None: ...
-    def sample_tokens(self) -> ModelRunnerOutput: ...
+    def sample_tokens(self) -> ModelRunnerOutput | OnItsWay: ...
     def shutdown(self) -> None: ...
 
 
@@ -72,7 +80,7 @@ class _Batch:
     """
 
     scheduler_output: SchedulerOutput
-    result: Future[ModelRunnerOutput]
+    result: Future[ModelRunnerOutput | OnItsWay]
     ended_ids: set[str] = field(default_factory=set)
 
 
@@ -163,7 +171,7 @@ class EngineCore:
         """
         if self._device is None:
             scheduler_output = self._schedule()
-            model_output = self._run(scheduler_output)
+            model_output = _landed(self._run(scheduler_output))
             self.tap(model_output)
             return self._take_in(scheduler_output, model_output)
         if self._has_something_to_schedule():
@@ -177,7 +185,7 @@ class EngineCore:
     def finish_step(self) -> EngineCoreOutputs:
         """Wait for the oldest batch in flight and take its tokens in."""
         batch = self._batches[0]
-        model_output = batch.result.result()
+        model_output = _landed(batch.result.result())
         self.tap(model_output)
         self._batches.popleft()
         scheduler_output = batch.scheduler_output
@@ -199,6 +207,11 @@ class EngineCore:
         Nothing is taken in, and a batch that failed says so only when it is.
         """
         wait([batch.result for batch in self._batches])
+        for batch in self._batches:
+            if not batch.result.cancelled() and batch.result.exception() is None:
+                result = batch.result.result()
+                if not isinstance(result, ModelRunnerOutput):
+                    result.wait()
         return self.steps_in_flight
 
     def snapshot_blocks(self) -> tuple[tuple[BlockSnapshot, ...], tuple[int, ...]]:
@@ -276,7 +289,7 @@ class EngineCore:
         self.tap(scheduler_output)
         return scheduler_output
 
-    def _run(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def _run(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | OnItsWay:
         model_output = self._executor.execute_model(scheduler_output)
         return self._executor.sample_tokens() if model_output is None else model_output
 
@@ -286,6 +299,10 @@ class EngineCore:
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
         self.tap(outputs)
         return outputs
+
+
+def _landed(result: ModelRunnerOutput | OnItsWay) -> ModelRunnerOutput:
+    return result if isinstance(result, ModelRunnerOutput) else result.get_output()
 
 
 _STATUS_WORDS = {

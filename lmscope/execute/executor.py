@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.config import EngineConfig
+from lmscope.execute.pending_output import PendingOutput
 from lmscope.execute.worker import Worker
 from lmscope.models.loader import LoadedModel
 
@@ -41,8 +42,8 @@ class Executor(Protocol):
         """Run the model. None: the result stays with the workers until sample_tokens."""
         ...
 
-    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
-        """The tokens of the step that execute_model ran."""
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput | PendingOutput:
+        """The tokens of the step that execute_model ran, or what they will come from."""
         ...
 
     def shutdown(self) -> None:
@@ -81,7 +82,7 @@ class UniProcExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         return self._worker.execute_model(scheduler_output)
 
-    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput | PendingOutput:
         return self._worker.sample_tokens(grammar_output)
 
     def shutdown(self) -> None:

@@ -90,6 +90,8 @@ class InputBatch:
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.block_table = np.zeros((max_num_reqs, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)
+        # Row -> the first place of its block table that was written since somebody took these.
+        self._first_change: dict[int, int] = {}
 
     @property
     def num_reqs(self) -> int:
@@ -134,6 +136,19 @@ class InputBatch:
         end = start + len(block_ids)
         self.block_table[row, start:end] = block_ids
         self.num_blocks[row] = end
+        self._first_change[row] = min(self._first_change.get(row, int(start)), int(start))
+
+    def take_table_changes(self) -> list[tuple[int, int, int]]:
+        """Row, start and end of what was written to the block table since the last time.
+
+        Of a row that lost its request, what is still there is nobody's, and not among them.
+        """
+        changes, self._first_change = self._first_change, {}
+        return [
+            (row, start, int(self.num_blocks[row]))
+            for row, start in changes.items()
+            if start < self.num_blocks[row]
+        ]
 
     def set_tokens(self, row: int) -> None:
         """Copy a request's known tokens into its row, after a change other than an append."""
@@ -156,6 +171,19 @@ class InputBatch:
         if self.num_tokens[row] < self.token_ids.shape[1]:
             self.token_ids[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
+
+    def fill_token(self, request: CachedRequestState, place: int, token_id: int) -> None:
+        """Write an output token that was appended before it was known.
+
+        place    among the output tokens; a request that has taken it back since is left alone
+        """
+        if place >= len(request.output_token_ids):
+            return
+        request.output_token_ids[place] = token_id
+        row = self.req_id_to_index.get(request.req_id)
+        column = len(request.sampling.prompt_token_ids) + place
+        if row is not None and self._requests[row] is request and column < self.token_ids.shape[1]:
+            self.token_ids[row, column] = token_id
 
     def condense(self) -> None:
         """Move the last row into the lowest hole until none is left."""
@@ -223,6 +251,7 @@ class InputBatch:
         self.block_table[target, :num_blocks] = self.block_table[source, :num_blocks]
         for column in (self.num_tokens, self.num_computed_tokens, self.num_blocks):
             column[target] = column[source]
+        self._first_change[target] = 0
         self._clear_blocks(source)
 
     def _clear_blocks(self, row: int) -> None:

@@ -8,10 +8,12 @@ module runs once.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from lmscope_kernels.batch_checks import check_batch, check_slots
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,7 +28,7 @@ from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.body import ModelBody
 from lmscope.models.loader import LoadedModel
 
-__all__ = ["ModelRunner"]
+__all__ = ["ExecuteModelState", "ModelRunner"]
 
 
 class _PromptRows(NamedTuple):
@@ -37,7 +39,7 @@ class _PromptRows(NamedTuple):
     num_rows: int
 
 
-class _ExecuteModelState(NamedTuple):
+class ExecuteModelState(NamedTuple):
     """What execute_model leaves for sample_tokens.
 
     rows           rows of the batch that sample a token
@@ -60,6 +62,7 @@ class ModelRunner:
     max_model_len    most tokens of a request; the model's own limit unless given
     body             what runs the model; the exact one unless given
     seed             of requests without a seed of their own
+    check_batches    raise ValueError, with the request, for a slot or a block beyond the pool
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class ModelRunner:
         seed: int = 0,
         max_model_len: int | None = None,
         body: ModelBody | None = None,
+        *,
+        check_batches: bool = False,
     ) -> None:
         self.loaded = loaded
         self._body = loaded.body(exact=True) if body is None else body
@@ -93,10 +98,11 @@ class ModelRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._seed = seed
         self._num_seen = 0
+        self._checks_batches = check_batches
         self._stop_ids = frozenset(loaded.eos_token_ids) | (
             frozenset() if loaded.eos_token_id is None else {loaded.eos_token_id}
         )
-        self._pending: _ExecuteModelState | None = None
+        self._pending: ExecuteModelState | None = None
         # how many measure, and how many of them want each layer and head
         self._num_measuring = 0
         self._num_by_head = 0
@@ -126,12 +132,14 @@ class ModelRunner:
             return ModelRunnerOutput(step=scheduler_output.step, time=time.monotonic())
         assert num_tokens <= self._max_num_batched_tokens
 
-        inputs = self.input_batch.prepare(scheduler_output.num_scheduled_tokens)
+        inputs = self._prepare(scheduler_output.num_scheduled_tokens)
+        if self._checks_batches:
+            self._check(inputs)
         rows = np.flatnonzero(inputs.is_sampled)
         indices = [inputs.query_start_loc[rows + 1] - 1]
         prompt_rows = self._prompt_rows(inputs, indices)
         mass = self._attention_mass(inputs)
-        self._pending = _ExecuteModelState(
+        self._pending = ExecuteModelState(
             step=scheduler_output.step,
             rows=rows.tolist(),
             logits=self._forward(inputs, np.concatenate(indices), mass),
@@ -149,13 +157,7 @@ class ModelRunner:
         batch = self.input_batch
         requests = batch.requests
         num_sampled = len(pending.rows)
-        done = num_sampled
-        for part in pending.prompt_rows:
-            assert part.request.prompt_logprobs is not None
-            part.request.prompt_logprobs.add(
-                part.first, pending.logits[done : done + part.num_rows]
-            )
-            done += part.num_rows
+        self._add_prompt_logprobs(pending)
 
         token_ids: list[tuple[int, ...]] = [()] * len(requests)
         logprobs: list[LogprobsLists | None] = [None] * len(requests)
@@ -189,6 +191,15 @@ class ModelRunner:
             errors=errors,
             attention_mass=self._take_mass(pending.mass),
         )
+
+    def _add_prompt_logprobs(self, pending: ExecuteModelState) -> None:
+        done = len(pending.rows)
+        for part in pending.prompt_rows:
+            assert part.request.prompt_logprobs is not None
+            part.request.prompt_logprobs.add(
+                part.first, pending.logits[done : done + part.num_rows]
+            )
+            done += part.num_rows
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
         """Make the rows those of this step's requests, each with what it knows now."""
@@ -284,6 +295,22 @@ class ModelRunner:
             del output_token_ids[num_output_tokens:]
             return True
         return False
+
+    def _prepare(self, num_scheduled_tokens: Mapping[str, int]) -> PreparedInputs:
+        """This step's batch as arrays."""
+        return self.input_batch.prepare(num_scheduled_tokens)
+
+    def _check(self, inputs: PreparedInputs) -> None:
+        num_blocks = self.kv_cache.key[0].shape[0]
+        check_batch(
+            torch.from_numpy(inputs.block_table),
+            torch.from_numpy(inputs.seq_lens),
+            torch.from_numpy(inputs.query_start_loc),
+            num_rows=len(inputs.token_ids),
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+        )
+        check_slots(torch.from_numpy(inputs.slot_mapping), num_slots=num_blocks * self.block_size)
 
     def _prompt_rows(
         self, inputs: PreparedInputs, indices: list[NDArray[np.int32]]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.config import EngineConfig
 from lmscope.errors import EngineClosedError
+from lmscope.execute.device_runner import DeviceRunner
 from lmscope.execute.model_runner import ModelRunner
+from lmscope.execute.pending_output import PendingOutput
 from lmscope.models.loader import LoadedModel
 
 __all__ = ["Worker"]
@@ -31,6 +36,14 @@ class Worker:
         config = self._config
         self._runner = None  # the old cache goes before the new one comes
         loaded = self._require_loaded()
+        body = loaded.body(
+            exact=config.exact,
+            quantization=config.quantization,
+            batch_invariant=config.batch_invariant,
+        )
+        if config.attention_backend == "triton":
+            self._runner = DeviceRunner(config, loaded, body, num_blocks, block_size)
+            return
         self._runner = ModelRunner(
             loaded,
             num_blocks,
@@ -39,17 +52,14 @@ class Worker:
             config.max_num_batched_tokens,
             config.seed,
             config.max_model_len,
-            loaded.body(
-                exact=config.exact,
-                quantization=config.quantization,
-                batch_invariant=config.batch_invariant,
-            ),
+            body,
+            check_batches=config.check_batches,
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         return self._require_runner().execute_model(scheduler_output)
 
-    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput | PendingOutput:
         return self._require_runner().sample_tokens(grammar_output)
 
     def measure_attention(self, more: int, more_by_head: int) -> None:
@@ -61,8 +71,13 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model and its KV cache; twice is fine."""
+        is_on_gpu = self._loaded is not None and self._loaded.device.type == "cuda"
         self._runner = None
         self._loaded = None
+        if is_on_gpu:
+            # A runner and what it captured may refer to each other.
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _require_loaded(self) -> LoadedModel:
         if self._loaded is None:

@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 
 from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.attention_plan import AttentionPlan, Decoding
+from lmscope.models.kernel_attention import KernelAttention
 from lmscope.models.lazy_zeros import lazy_zeros
 
 __all__ = [
@@ -101,7 +102,9 @@ class BatchView:
     query_start_loc    [R + 1]   int32, first row of each request, and the end
     seq_lens           [R]       int32, tokens of each request, those of this step included
     block_table        [R, max_blocks]   int32
+    max_seq_len        the largest of seq_lens, or more; on the host
     mass               what each block is attended to, for who asked; None: nobody did
+    kernels            what attends in the place of torch; None: torch does
     """
 
     num_tokens: int
@@ -111,9 +114,11 @@ class BatchView:
     query_start_loc: Tensor
     seq_lens: Tensor
     block_table: Tensor
+    max_seq_len: int
     _slots: Tensor
     _plans: Mapping[int | None, AttentionPlan]  # by window
     mass: AttentionMass | None = None
+    kernels: KernelAttention | None = None
 
     @classmethod
     def build(
@@ -167,13 +172,51 @@ class BatchView:
             query_start_loc=to_device(query_start_loc),
             seq_lens=to_device(seq_lens),
             block_table=to_device(block_table),
+            max_seq_len=longest,
             _slots=slot_tensor[:num_tokens],
             _plans=plans,
             mass=mass,
         )
 
+    @classmethod
+    def of_kernels(
+        cls,
+        kernels: KernelAttention,
+        *,
+        positions: Tensor,
+        max_seq_len: int,
+        mass: AttentionMass | None = None,
+    ) -> BatchView:
+        """A batch that is on the device already and that `kernels` attend to.
+
+        What of it is padding is known there only, so num_tokens and num_reqs count that too.
+        """
+        return cls(
+            num_tokens=len(kernels.slot_mapping),
+            num_reqs=len(kernels.seq_lens),
+            positions=positions,
+            slot_mapping=kernels.slot_mapping,
+            query_start_loc=kernels.query_start_loc,
+            seq_lens=kernels.seq_lens,
+            block_table=kernels.block_table,
+            max_seq_len=max_seq_len,
+            _slots=kernels.slot_mapping,
+            _plans={},
+            mass=mass,
+            kernels=kernels,
+        )
+
+    def plan_of(self, window: int | None) -> AttentionPlan | None:
+        """Who attends to what in layers with this window; None: not worked out on the host."""
+        return self._plans.get(window)
+
     def all_decoding(self, window: int | None) -> Decoding | None:
-        """The requests and their keys, when each of them has one row; None otherwise."""
+        """The requests and their keys, when each of them has one row; None otherwise.
+
+        None as well where kernels attend: they read the batch on the device.
+        """
+        if self.kernels is not None:
+            return None
         decoding = self._plans[window].decoding
         return decoding if decoding.is_all else None
 
@@ -194,6 +237,13 @@ class BatchView:
         key, value    [T, K, D]
         returns       [T, H, D]; rows of padding are zero
         """
+        if self.kernels is not None:
+            output = self.kernels.attend(
+                query, key, value, key_cache, value_cache, scale, window, softcap
+            )
+            if self.mass is not None:
+                self.mass.add(query, key_cache, scale, window, softcap)
+            return output
         num_rows = query.shape[0]
         if num_rows > self.num_tokens:
             query, key, value = (x[: self.num_tokens] for x in (query, key, value))

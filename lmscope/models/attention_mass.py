@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["AttentionMass"]
+__all__ = ["AttentionMass", "by_head_of", "shares_of"]
 
 
 class AttentionMass:
@@ -82,20 +82,36 @@ class AttentionMass:
         if self.keeps_heads:
             self._layers.append(mass)
 
+    def mean(self) -> Tensor:
+        """Over layers and heads, on the device: [R, blocks of the longest]."""
+        assert self._sum is not None, "no layer ran"
+        return self._sum / self._num_layers
+
+    def heads(self) -> Tensor:
+        """Each layer's and head's own, on the device: [R, layers, H, blocks of the longest]."""
+        assert self._layers, "keeps_heads was not asked for"
+        return torch.stack(self._layers, dim=1)
+
     def shares(self) -> list[tuple[float, ...]]:
         """For each request the mean share of each block of its table, in order; they sum to 1."""
-        assert self._sum is not None, "no layer ran"
-        mean = (self._sum / self._num_layers).cpu().numpy()
-        return [
-            # Six digits are more than a colour or a table shows, and half the bytes.
-            tuple(round(share, 6) for share in row[:count].tolist())
-            for row, count in zip(mean, self._num_blocks.tolist(), strict=True)
-        ]
+        return shares_of(self.mean().cpu().numpy(), self._num_blocks)
 
     def by_head(self) -> list[NDArray[np.float32]]:
         """For each request [layers, H, its blocks]; only with keeps_heads."""
-        assert self._layers, "keeps_heads was not asked for"
-        mass = torch.stack(self._layers, dim=1).cpu().numpy()
-        return [
-            row[:, :, :count] for row, count in zip(mass, self._num_blocks.tolist(), strict=True)
-        ]
+        return by_head_of(self.heads().cpu().numpy(), self._num_blocks)
+
+
+def shares_of(mean: NDArray[np.float32], num_blocks: NDArray[np.int32]) -> list[tuple[float, ...]]:
+    """Row by row what `mean` [R, blocks] says of the blocks that the request has."""
+    return [
+        # Six digits are more than a colour or a table shows, and half the bytes.
+        tuple(round(share, 6) for share in row[:count].tolist())
+        for row, count in zip(mean, num_blocks.tolist(), strict=True)
+    ]
+
+
+def by_head_of(
+    heads: NDArray[np.float32], num_blocks: NDArray[np.int32]
+) -> list[NDArray[np.float32]]:
+    """The same of `heads` [R, layers, H, blocks]."""
+    return [row[:, :, :count] for row, count in zip(heads, num_blocks.tolist(), strict=True)]

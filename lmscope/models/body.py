@@ -98,14 +98,24 @@ class ModelBody:
             (indices == np.arange(len(token_ids))).all()
         )
         rows = None if is_all else torch.from_numpy(indices.astype(np.int64)).to(device)
+        return self.logits(token_ids, batch, kv_cache, rows)
+
+    @torch.inference_mode()
+    def logits(
+        self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor | None
+    ) -> Tensor:
+        """The same with indices that are on the device already; None: all tokens, in order."""
         if self._lean is not None and self._why_module() is None:
             return self._lean(token_ids, batch, kv_cache, rows)
         if rows is None:
-            rows = torch.arange(len(token_ids), device=device)
+            rows = torch.arange(len(token_ids), device=token_ids.device)
         return self._run_module(token_ids, batch, kv_cache, rows)
 
-    def plan(self, threads: PlanLine) -> ExecutionPlan:
-        """What a step would run now."""
+    def plan(self, threads: PlanLine, attention: PlanLine | None = None) -> ExecutionPlan:
+        """What a step would run now.
+
+        attention    of the kernels, where they attend; None: torch does
+        """
         reason = self._not_lean if self._lean is None else self._why_module()
         if reason is None:
             assert self._lean is not None
@@ -135,7 +145,8 @@ class ModelBody:
             body=body,
             linears=packed.line(self._are_weights_changed()),
             head=packed.head_line(self.module, self._are_weights_changed()),
-            attention=PlanLine(
+            attention=attention
+            or PlanLine(
                 f"over the paged cache; "
                 f"{'each row by itself' if self._is_invariant else 'decoding requests'} "
                 f"in {self._decode_kernel.name}",
@@ -165,6 +176,13 @@ class ModelBody:
         Returns what was made: whoever captures a graph that reads it must keep it.
         """
         return () if self._lean is None else self._lean.reserve_positions(num_positions)
+
+    def is_touched(self) -> bool:
+        """Whether somebody listens in the module or changed it, since it was loaded.
+
+        A captured graph would not notice, so such steps must not be run from one.
+        """
+        return self._why_module() is not None
 
     def _why_module(self) -> str | None:
         """Why a step must go through the module now; None: it need not."""

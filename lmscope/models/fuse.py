@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.compiled_layers import compiled_layers
 from lmscope.models.int8_step import int8_step
 from lmscope.models.linear import Linear
 from lmscope.models.support import longest_unstretched_length
@@ -162,6 +163,7 @@ class LeanForward:
             for layer in layout.layers
         )
         self._int8_step = int8_step(layout, [step[1:] for step in self._steps])
+        self._compiled = compiled_layers(layout, [step[1:] for step in self._steps], device)
 
     @property
     def runs_layers_in_one_call(self) -> bool:
@@ -186,7 +188,10 @@ class LeanForward:
         cosine, sine = self._rotary(batch)
         if self._int8_step is not None and self._int8_step.takes(batch, len(token_ids)):
             self._int8_step(hidden, cosine, sine, batch, kv_cache)
-            return self._logits(hidden if rows is None else hidden.index_select(0, rows))
+            hidden = hidden if rows is None else hidden.index_select(0, rows)
+            return self._logits(_rms_norm(hidden, layout.norm))
+        if self._compiled is not None and self._compiled.takes(batch, len(token_ids)):
+            return self._logits(self._compiled(hidden, cosine, sine, batch, kv_cache, rows))
         last = len(self._steps) - 1
         for index, (layer, qkv, o, gate_up, down) in enumerate(self._steps):
             normed = (
@@ -218,10 +223,14 @@ class LeanForward:
             gate, up = gate_up(normed).chunk(2, -1)
             mlp = down(layer.activation(gate) * up)
             _add(hidden, mlp, layer.after_mlp, layer.residual_multiplier)
-        return self._logits(hidden)
+        return self._logits(_rms_norm(hidden, layout.norm))
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head(_rms_norm(hidden, self.layout.norm))
+    def reserve_positions(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Make the rotary tables so long; what is captured in a graph must keep them."""
+        return self._rotary.reserve(num_positions)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits = self._head(normed)
         if self.layout.logits_divisor != 1.0:
             logits.div_(self.layout.logits_divisor)
         return logits
@@ -246,15 +255,19 @@ class _RotaryTable:
 
     def __call__(self, batch: BatchView) -> tuple[Tensor, Tensor]:
         """[T, 1, D] each; the sine of the first half of a head is negative."""
-        cosine, sine = self._tables
-        longest = int(batch.seq_lens.max())
-        if longest > len(cosine):
-            length = len(cosine)
+        cosine, sine = self.reserve(batch.max_seq_len)
+        return cosine.index_select(0, batch.positions), sine.index_select(0, batch.positions)
+
+    def reserve(self, longest: int) -> tuple[Tensor, Tensor]:
+        """The tables, for positions below `longest` and perhaps more."""
+        tables = self._tables
+        if longest > len(tables[0]):
+            length = len(tables[0])
             while length < longest:
                 length *= 2
             # In one assignment: another engine may look at the same time.
-            self._tables = cosine, sine = self._compute(length)
-        return cosine.index_select(0, batch.positions), sine.index_select(0, batch.positions)
+            self._tables = tables = self._compute(length)
+        return tables
 
     def _compute(self, length: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(length, device=self._device)

@@ -1,0 +1,111 @@
+"""DecodeGraphs: decode batches run from captured CUDA graphs, so that the host starts one thing.
+
+A graph is captured for padded sizes: the next of 1, 2, 4, 8, 16, 24, ... requests, and the next
+power of two of blocks in a table, since the kernel that attends has a program for each part of
+the longest table. It is captured when a batch of its size first comes, after that batch has run
+once by itself, which compiles kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+__all__ = ["CapturedGraph", "DecodeGraphs", "capture_cuda_graph", "graph_sizes"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LARGEST_BATCH = 256
+_FEWEST_BLOCKS = 16
+
+
+class CapturedGraph(Protocol):
+    """What can be run again: the same work on what its buffers hold by then."""
+
+    def replay(self) -> None: ...
+
+
+def graph_sizes(max_num_reqs: int) -> tuple[int, ...]:
+    """Numbers of requests that graphs are captured for: 1, 2, 4, then every 8, up to 256."""
+    most = min(max_num_reqs, _LARGEST_BATCH)
+    sizes = [size for size in (1, 2, 4, *range(8, most + 1, 8)) if size < most]
+    return (*sizes, most)
+
+
+class DecodeGraphs(Generic[T]):
+    """The graphs of one engine.
+
+    run        does the work of a batch of so many requests and blocks a table, on buffers that
+               hold it, and gives its results, which stay where they are when it runs again
+    capture    makes a graph of a call
+
+    Where a graph cannot be captured, for want of memory or because the model does something on
+    the host, one warning says so, and this batch and all that come later run without.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int, int, Hashable], T],
+        max_num_reqs: int,
+        max_blocks: int,
+        capture: Callable[[Callable[[], T]], tuple[CapturedGraph, T]],
+    ) -> None:
+        self._run = run
+        self._sizes = graph_sizes(max_num_reqs)
+        self._max_blocks = max_blocks
+        self._capture = capture
+        self._graphs: dict[tuple[int, int, Hashable], tuple[CapturedGraph, T]] = {}
+        self._is_off = False
+
+    def padded(self, num_reqs: int, num_blocks: int) -> tuple[int, int] | None:
+        """Requests and blocks that such a batch must be padded to; None: it runs without."""
+        if self._is_off or num_reqs > self._sizes[-1]:
+            return None
+        blocks = _FEWEST_BLOCKS
+        while blocks < num_blocks:
+            blocks *= 2
+        return self._sizes[bisect_left(self._sizes, num_reqs)], min(blocks, self._max_blocks)
+
+    def __call__(self, num_reqs: int, num_blocks: int, kind: Hashable = None) -> T:
+        """Run a batch of padded sizes, which its buffers hold.
+
+        kind    what else differs between graphs, for `run`
+        """
+        key = num_reqs, num_blocks, kind
+        known = self._graphs.get(key)
+        if known is not None:
+            graph, result = known
+            graph.replay()
+            return result
+        result = self._run(num_reqs, num_blocks, kind)
+        if self._is_off:
+            return result
+        try:
+            self._graphs[key] = self._capture(lambda: self._run(num_reqs, num_blocks, kind))
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            self._is_off = True
+            self._graphs.clear()
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            logger.warning(
+                "decode steps run without CUDA graphs, which is slower: the graph of %d requests "
+                "cannot be captured (%s); lower gpu_memory_utilization or max_num_seqs if memory "
+                "is short, or give enforce_eager=True to capture none",
+                num_reqs,
+                reason,
+            )
+        return result
+
+
+def capture_cuda_graph(call: Callable[[], T], pool: Any) -> tuple[CapturedGraph, T]:
+    """A CUDA graph of `call`, and what it returns, in the memory of `pool`."""
+    graph = torch.cuda.CUDAGraph()
+    # Other engines, and the notebook, may use the device meanwhile, on threads of their own.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = call()
+    return graph, result
