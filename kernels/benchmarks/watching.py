@@ -187,7 +187,7 @@ def measure_tap(pairs: int, num_steps: int = 20_000) -> list[Comparison]:
 
 def _measure_tap(num_requests: int, pairs: int, num_steps: int) -> Comparison:
     from lmscope import LLM, SamplingParams
-    from lmscope.boundary import Boundary, EngineCoreRequest
+    from lmscope.boundary import Boundary, EngineCoreRequest, RequestOutput
 
     heard: list[Boundary] = []
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -199,19 +199,27 @@ def _measure_tap(num_requests: int, pairs: int, num_steps: int) -> Comparison:
         # One in the middle, in which each request gets a token.
         steps = [each.step for each in heard if not isinstance(each, EngineCoreRequest)]
         structs = [each for each in heard if each.step == statistics.median_low(steps)]
+        of_requests = [each for each in structs if isinstance(each, RequestOutput)]
+        of_the_step = [each for each in structs if not isinstance(each, RequestOutput)]
         tap = llm.tap
 
         def emit() -> float:
             began = time.thread_time()
             for _ in range(num_steps):
-                for struct in structs:
+                for struct in of_the_step:
                     tap(struct)
+                # As the output processor does, which emits one for each request.
+                for struct in of_requests:
+                    if tap.is_live:
+                        tap(struct)
             return (time.thread_time() - began) / num_steps * 1e6
 
         def go_over() -> float:
             began = time.thread_time()
             for _ in range(num_steps):
-                for _struct in structs:
+                for _struct in of_the_step:
+                    pass
+                for _struct in of_requests:
                     pass
             return (time.thread_time() - began) / num_steps * 1e6
 

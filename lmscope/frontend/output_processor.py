@@ -146,7 +146,8 @@ class OutputProcessor:
         state.deliver()
         state.on_its_way = delta
         # The tap first: who waits for the end and then asks a view must find it there.
-        self._tap(delta)
+        if self._tap.is_live:
+            self._tap(delta)
         state.deliver()
 
 
