@@ -229,3 +229,41 @@ def test_packed_weights_give_nearly_all_of_the_tokens_and_the_same_decisions(ref
         num_same += same.index(False) if False in same else len(same)
     assert num_same >= 0.98 * len(prompts) * MAX_TOKENS
     assert decided == wanted_decided
+
+
+def said(output):
+    """Tokens and log probabilities, as numbers that must be equal."""
+    completion = output.outputs[0]
+    return completion.token_ids, [
+        {token_id: entry.logprob for token_id, entry in table.items()}
+        for table in completion.logprobs
+    ]
+
+
+def together_and_alone(llm, prompts):
+    """What each prompt says among the others, and by itself with nothing cached."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=4, ignore_eos=True)
+    together = [said(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+    alone = []
+    for prompt in prompts:
+        llm.reset_prefix_cache()
+        alone += [said(output) for output in llm.generate(prompt, params, use_tqdm=False)]
+    return together, alone
+
+
+def test_batch_invariant_prompts_say_together_what_they_say_alone_bit_for_bit(
+    reference, demo_model
+):
+    prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(reference[1])[2:18]]
+    options = {"num_kv_blocks": 60, "max_num_batched_tokens": 192, "threads": 1}
+    with LLM(str(demo_model), **options) as llm, llm.like(batch_invariant=True) as invariant:
+        assert invariant.plan.body.what == "batch-invariant forward"
+        with record(invariant) as recording:
+            together, alone = together_and_alone(invariant, prompts)
+        default_together, default_alone = together_and_alone(llm, prompts[:5])
+    steps = [b for b in recording.boundaries if isinstance(b, SchedulerOutput)]
+    assert any(step.preempted_req_ids for step in steps)
+    assert any(d.tokens_left for step in steps for d in step.decisions)
+
+    assert together == alone
+    assert default_together != default_alone, "the default mode notices no batch either"
