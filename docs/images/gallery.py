@@ -60,6 +60,7 @@ class Shot:
 
     steps    up to and including this one, none: nothing has run
     parts    of its last step: how many structs, None: all of them
+    colour   of blocks: "owner" or "attention"
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Shot:
         views: tuple[str, ...] = (),
         is_replay: bool = False,
         breaks: tuple[tuple[str, int, bool], ...] = (),
+        colour: str = "owner",
     ) -> None:
         self.recording = recording
         self.step = step
@@ -80,11 +82,13 @@ class Shot:
         self.views = views
         self.is_replay = is_replay
         self.breaks = breaks
+        self.colour = colour
 
     def traits(self) -> dict[str, Any]:
         steps = self.recording.steps
         return {
             "views": list(self.views),
+            "colour": self.colour,
             "commands": _REPLAY if self.is_replay else _LIVE,
             "steps": [steps[0], steps[-1]] if self.is_replay else [],
         }
@@ -155,6 +159,12 @@ def _shots(recording: Recording) -> Iterator[tuple[str, Shot]]:
     yield "finished", Shot(recording, step=last, phase="finished")
     yield "dead", Shot(recording, step=step, phase="dead")
     yield "replay", Shot(recording, step=step, phase="paused", is_replay=True)
+    if recording.at().attention:
+        yield "attention", Shot(recording, step=step, colour="attention")
+        yield (
+            "only-blocks-attention",
+            Shot(recording, step=step, views=("blocks",), colour="attention"),
+        )
     for view in VIEWS:
         yield f"only-{view}-running", Shot(recording, step=step, views=(view,))
         yield f"only-{view}-empty", Shot(recording, phase="ready", views=(view,))

@@ -2,7 +2,7 @@
 
 Runs the demo, opens its page in Chromium at the step of the first preemption, and takes
 pictures of it in the light and in the dark theme; then of views alone, as a notebook shows
-them, and of a replay.
+them, and of a replay. Last, a run in which attention is measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from browser import open_chromium
 from gallery import Shot, first_preemption, show_widget
 from playwright.sync_api import Browser
 
-from lmscope import open_recording
+from lmscope import LLM, SamplingParams, open_recording, record
 from lmscope.scope.recording import Recording
 
 HERE = Path(__file__).parent
+
+_SYSTEM = "You are a patient tutor. Answer in one short sentence. "
+_QUESTIONS = (
+    "What is glass made of?",
+    "Why is the sky blue?",
+    "Who wrote Faust?",
+    "What is a prime number?",
+)
 
 
 def main() -> None:
@@ -28,6 +36,7 @@ def main() -> None:
         recording = open_recording(Path(folder) / "lmscope-demo.lmscope")
         _picture_page(chromium, Path(folder) / "lmscope-demo.html", recording)
         _picture_views(chromium, recording)
+        _picture_attention(chromium)
 
 
 def _picture_page(chromium: Browser, file: Path, recording: Recording) -> None:
@@ -57,10 +66,34 @@ def _picture_views(chromium: Browser, recording: Recording) -> None:
         ),
     }
     for name, shot in shots.items():
-        tab = chromium.new_page(viewport={"width": 1000, "height": 300}, device_scale_factor=1.5)
-        show_widget(tab, shot, "light")
-        tab.locator("#view").screenshot(path=HERE / f"{name}.png")
-        tab.close()
+        _picture_widget(chromium, name, shot)
+
+
+def _picture_attention(chromium: Browser) -> None:
+    """The map in the middle of a run, with the line about its first block."""
+    prompts = [_SYSTEM + question for question in _QUESTIONS]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    llm = LLM("demo", block_size=8, num_kv_blocks=40)
+    with llm, record(llm, attention=True) as recording:
+        llm.generate(prompts, params, use_tqdm=False)
+    shot = Shot(recording, step=30, views=("blocks",), colour="attention")
+    _picture_widget(chromium, "attention", shot, points_at=(0.15, 0.1))
+
+
+def _picture_widget(
+    chromium: Browser, name: str, shot: Shot, points_at: tuple[float, float] | None = None
+) -> None:
+    """Write one file; `points_at` is where on the map the pointer stands, as parts of it."""
+    tab = chromium.new_page(viewport={"width": 1000, "height": 300}, device_scale_factor=1.5)
+    show_widget(tab, shot, "light")
+    if points_at is not None:
+        box = tab.locator("canvas.lms-map").bounding_box()
+        assert box is not None, "there is a map to point at"
+        left, top = points_at
+        tab.mouse.move(box["x"] + left * box["width"], box["y"] + top * box["height"])
+        tab.wait_for_timeout(200)
+    tab.locator("#view").screenshot(path=HERE / f"{name}.png")
+    tab.close()
 
 
 if __name__ == "__main__":

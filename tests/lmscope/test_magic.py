@@ -136,6 +136,10 @@ def test_splits_prompts(body: str, prompts: list[str]) -> None:
         ("load /nowhere/model --block-size 0", "block_size is 0"),
         ("watch nobody", "nobody is no engine; the engines here are llm"),
         ("watch --views blok", "did you mean 'blocks'"),
+        ("watch --colour atention", "did you mean 'attention'"),
+        ("watch --colour attention", "there is no attention"),
+        ("debug --colour atention", "did you mean 'attention'"),
+        ("record --attention", "there is no attention"),
         ("save x.lmscope nothing", "nothing is no recording"),
         ("step Nothing", "there is no one struct 'Nothing'"),
         ("step -c 0", "count is 0"),
@@ -159,6 +163,35 @@ def test_a_wrong_line_is_one_sentence_without_a_traceback(
 
     assert words in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__cause__ is None
+
+
+def test_attention_is_measured_by_a_recording_and_by_a_view_of_its_colour(
+    shell: Any, engine: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[int] = []
+
+    class Measure:
+        def __init__(self, engine: LLM) -> None:
+            opened.append(1)
+
+        def close(self) -> None:
+            opened.append(-1)
+
+    monkeypatch.setattr(LLM, "measure_attention", lambda engine: Measure(engine))
+    line(shell, "record llm")
+    assert sum(opened) == 0
+    line(shell, "record llm -o measured --attention")
+    assert sum(opened) == 1
+    line(shell, "watch llm --colour attention -o view")
+    assert sum(opened) == 2
+    assert shell.user_ns["view"].colour == "attention"
+    shell.user_ns["view"].close()
+    cell(shell, "generate -n 2 -q", "first")
+    file = tmp_path / "run.lmscope"
+    line(shell, f"save {file} measured")
+    assert sum(opened) == 0
+    line(shell, f"replay {file} --colour attention")
+    assert sum(opened) == 0, "a replay has what was recorded"
 
 
 def test_errors_of_a_request_are_one_sentence(

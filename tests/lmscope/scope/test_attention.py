@@ -104,6 +104,26 @@ def test_a_large_pool_tells_the_most_attended_blocks_and_its_bins(tiny_engine):
     assert places == sorted({i // size for i in range(1, 1001)})
 
 
+def test_a_window_of_a_pool_in_bins_has_the_levels_of_its_blocks(tiny_engine):
+    engine = tiny_engine(num_blocks=200_000)
+    structs = []
+    snapshot, _ = engine.tap.follow(structs.append)
+    engine.add("abcdefghij", max_tokens=8)
+    engine.step()
+    view, _ = fold(snapshot, structs, {"r1": (0.5, 0.125, 0.375)})
+    encoder = PictureEncoder(view, in_bins=True)
+    encoder.window = (0, 256)
+    header = encoder.full("live").header
+    first, second, third = view.requests["r1"].block_ids
+
+    assert header["mass"] == {"top": 0.5, "of": [first // header["bin"], 255]}
+    levels = header["window"]["mass"]
+    assert dict(zip(levels[::2], levels[1::2], strict=True)) == {
+        first: 255, second: 64, third: 191,
+    }  # fmt: skip
+    assert "window" not in encoder.delta("live").header, "it is the same"
+
+
 class Measuring:
     """A source that notes who measures."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
@@ -16,11 +17,15 @@ from lmscope.boundary import (
     EngineCoreOutputs,
     EngineInfo,
     EngineSnapshot,
+    ModelRunnerOutput,
     SchedulerOutput,
 )
 from lmscope.decisions import Code
 from lmscope.scope.frames import Frames
 from lmscope.scope.recording import record
+
+# The frames that every recording has rows for.
+NAMES = ("steps", "requests", "blocks", "tokens", "decisions")
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ def recorded(tiny_engine):
     return recording
 
 
-@pytest.mark.parametrize("name", ["steps", "requests", "blocks", "tokens", "decisions"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_column_is_documented_and_every_frame_is_plain(recorded, name):
     frame = getattr(recorded.frames, name)
     documentation = getattr(Frames, name).__doc__
@@ -47,7 +52,7 @@ def test_every_column_is_documented_and_every_frame_is_plain(recorded, name):
             assert column in documentation
 
 
-@pytest.mark.parametrize("name", ["steps", "requests", "blocks", "tokens", "decisions"])
+@pytest.mark.parametrize("name", [*NAMES, "attention"])
 def test_the_page_on_frames_lists_the_same_columns(recorded, name):
     text = (Path(__file__).parents[3] / "docs" / "frames.md").read_text("utf-8")
     section = text.split(f"\n## {name}: ")[1].split("\n## ")[0]
@@ -57,7 +62,7 @@ def test_the_page_on_frames_lists_the_same_columns(recorded, name):
     assert sorted(listed) == sorted(getattr(recorded.frames, name).columns)
 
 
-@pytest.mark.parametrize("name", ["steps", "requests", "blocks", "tokens", "decisions"])
+@pytest.mark.parametrize("name", [*NAMES, "attention"])
 def test_an_empty_recording_has_the_same_columns(tiny_engine, recorded, name):
     with record(tiny_engine()) as empty:
         pass
@@ -272,3 +277,32 @@ def test_an_id_that_came_twice_has_two_rows(tiny_engine):
     assert list(requests.request_id) == ["same", "same"]
     assert list(requests.output_tokens) == [2, 3]
     assert list(recording.frames.tokens.position) == [0, 1, 0, 1, 2]
+
+
+def test_attention_has_a_row_per_step_request_and_block(tiny_engine):
+    engine = tiny_engine(num_blocks=20)
+    with record(engine) as plain:
+        for prompt in ("abcdefg", "abcdxyz"):
+            engine.add(prompt, max_tokens=8)
+            engine.step()
+    shares = {"r1": (0.75, 0.25), "r2": (0.5, 0.5)}
+    structs = [
+        msgspec.structs.replace(
+            boundary, attention_mass={i: shares[i] for i in boundary.req_ids if i in shares}
+        )
+        if isinstance(boundary, ModelRunnerOutput)
+        else boundary
+        for boundary in plain.boundaries
+    ]
+    frame = Frames(plain.snapshot, structs).attention
+
+    assert type(frame) is pd.DataFrame
+    for column in frame.columns:
+        assert column in Frames.attention.__doc__
+    last = frame[frame.step == 2]
+    assert sorted(last.request_id.unique()) == ["r1", "r2"]
+    for request_id, rows in last.groupby("request_id"):
+        assert tuple(rows.block_id) == tuple(plain.at().requests[request_id].block_ids[:2])
+        assert tuple(rows.share) == shares[request_id]
+    assert len(frame[frame.step == 1]) == 2
+    assert len(plain.frames.attention) == 0, "nobody measured"

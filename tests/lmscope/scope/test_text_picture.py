@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmscope.boundary import EngineInfo, EngineSnapshot
+from lmscope.boundary import EngineInfo, EngineSnapshot, ModelRunnerOutput
 from lmscope.scope.text_picture import text_picture
 from lmscope.scope.view import EngineView
 
@@ -136,3 +136,42 @@ def test_the_views_that_are_named_are_those_that_it_tells(tiny_engine):
     assert firsts["debugger"] == "stands"
     assert len(set(texts.values())) == len(texts)
     assert text_picture(view, views=["blocks", "requests"]) == everything
+
+
+def test_by_attention_a_block_says_its_share(tiny_engine):
+    engine = tiny_engine(num_blocks=14, vocabulary=1)
+    view = follow(engine)
+    engine.add("abcdefghijkl", max_tokens=2)
+    engine.add("xyz", max_tokens=5)
+    engine.step()
+    assert "attention was not measured in this step" in text_picture(view, colour="attention")
+
+    first, second = (view.requests[i].block_ids for i in ("r1", "r2"))
+    shares = {"r1": (0.8, 0.15, 0.05), "r2": (1.0,)}
+    view.apply(ModelRunnerOutput(step=1, time=1.0, req_ids=("r1", "r2"), attention_mass=shares))
+    lines = text_picture(view, colour="attention").splitlines()
+    drawn = lines[1].removeprefix("blocks").strip()
+
+    assert (len(drawn), drawn[0]) == (14, "#")
+    assert [drawn[i] for i in first[:3]] == ["8", "3", "2"], "9 times the root of the share of top"
+    assert drawn[second[0]] == "9"
+    assert "0 to 9: next to none to 50.0 % of the step's attention" in lines[2]
+    (most,) = (line for line in lines if line.startswith("most"))
+    assert most.split() == [
+        *("most", "block", f"{second[0]}", "50.0", "%", "(r2),"),
+        *("block", f"{first[0]}", "40.0", "%", "(r1),"),
+        *("block", f"{first[1]}", "7.5", "%", "(r1),", "block", f"{first[2]}", "2.5", "%", "(r1)"),
+    ]
+
+
+def test_a_large_pool_by_attention_shows_the_largest_share_of_a_character(tiny_engine):
+    engine = tiny_engine(num_blocks=4096, vocabulary=1)
+    view = follow(engine)
+    engine.add("abcdefghijkl", max_tokens=2)
+    engine.step()
+    view.apply(
+        ModelRunnerOutput(step=1, time=1.0, req_ids=("r1",), attention_mass={"r1": (0.2, 0.1, 0.7)})
+    )
+    text = text_picture(view, colour="attention")
+    assert text.splitlines()[1].removeprefix("blocks").strip().startswith("9")
+    assert "1 character = 4 blocks, their largest share" in text
