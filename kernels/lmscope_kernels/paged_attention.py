@@ -90,6 +90,7 @@ def attend_one_row_each(
     query = query.view(R, K, H // K, D)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
     if softcap is None:
+        bias = _like(bias, query)
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
     else:
         output = _softcapped(query[:, :, None], key, value, bias, scale, softcap)
@@ -147,6 +148,7 @@ def _biased(
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """attend_many_rows in one call of torch's own attention."""
+    bias = _like(bias, query)
     output = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
@@ -158,6 +160,11 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return output[0].transpose(0, 1)
+
+
+def _like(bias: Tensor | None, query: Tensor) -> Tensor | None:
+    """A bias that torch's attention takes: on a GPU, one in the dtype of the query."""
+    return bias.to(query.dtype) if bias is not None and query.is_cuda else bias
 
 
 def _softcapped(

@@ -1,6 +1,6 @@
 """DecodeGraphs: decode batches run from captured CUDA graphs, so that the host starts one thing.
 
-A graph is captured for padded sizes: the next of 1, 2, 4, 8, 16, 24, ... requests, and the next
+A graph is captured for padded sizes: the next of 1, 2, 4, 8, 16, 32, 48, ... requests, and the next
 power of two of blocks in a table, since the kernel that attends has a program for each part of
 the longest table. It is captured when a batch of its size first comes, after that batch has run
 once by itself, which compiles kernels.
@@ -9,6 +9,7 @@ once by itself, which compiles kernels.
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_one_capture_at_a_time = threading.Lock()  # which is torch's rule for a process
+
 _LARGEST_BATCH = 256
+_ALL_SIZES = (1, 2, 4, 8, *range(16, _LARGEST_BATCH + 1, 16))
 _FEWEST_BLOCKS = 16
 
 
@@ -32,10 +36,9 @@ class CapturedGraph(Protocol):
 
 
 def graph_sizes(max_num_reqs: int) -> tuple[int, ...]:
-    """Numbers of requests that graphs are captured for: 1, 2, 4, then every 8, up to 256."""
+    """Numbers of requests that graphs are captured for: 1, 2, 4, 8, then every 16, up to 256."""
     most = min(max_num_reqs, _LARGEST_BATCH)
-    sizes = [size for size in (1, 2, 4, *range(8, most + 1, 8)) if size < most]
-    return (*sizes, most)
+    return (*(size for size in _ALL_SIZES if size < most), most)
 
 
 class DecodeGraphs(Generic[T]):
@@ -88,7 +91,7 @@ class DecodeGraphs(Generic[T]):
             return result
         try:
             self._graphs[key] = self._capture(lambda: self._run(num_reqs, num_blocks, kind))
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except RuntimeError as error:
             self._is_off = True
             self._graphs.clear()
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -105,7 +108,16 @@ class DecodeGraphs(Generic[T]):
 def capture_cuda_graph(call: Callable[[], T], pool: Any) -> tuple[CapturedGraph, T]:
     """A CUDA graph of `call`, and what it returns, in the memory of `pool`."""
     graph = torch.cuda.CUDAGraph()
-    # Other engines, and the notebook, may use the device meanwhile, on threads of their own.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = call()
+    stream = torch.cuda.current_stream()
+    try:
+        # Other engines, and the notebook, may use the device meanwhile, on threads of their own.
+        with (
+            _one_capture_at_a_time,
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            result = call()
+    except RuntimeError:
+        # A capture that fails leaves its own stream as the thread's.
+        torch.cuda.set_stream(stream)
+        raise
     return graph, result

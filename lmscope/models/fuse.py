@@ -91,8 +91,10 @@ class LeanLayout:
         return [group for layer in self.layers for group in (layer.qkv, layer.gate_up)]
 
 
-def lean_layout(module: Any) -> LeanLayout:
+def lean_layout(module: Any, takes_any_dtype: bool = False) -> LeanLayout:
     """Read a module's layout, or raise NotLean with what of it is unknown.
+
+    takes_any_dtype    what is to run it is for float16 and bfloat16 too
 
     It looks at classes, names and settings; whether the numbers come out the same is for the
     caller to try.
@@ -102,7 +104,7 @@ def lean_layout(module: Any) -> LeanLayout:
     home = f"transformers.models.{folder}.modeling_{folder}"
     if family not in _FAMILIES or type(module).__module__ != home:
         raise NotLean(f"{type(module).__name__} is not among the families that it knows")
-    if module.dtype != torch.float32:
+    if module.dtype != torch.float32 and not takes_any_dtype:
         raise NotLean(f"it is for float32, and this is {str(module.dtype).removeprefix('torch.')}")
     _require_children("the model", module, {"model", "lm_head"})
     body = module.model

@@ -45,7 +45,7 @@ def test_sizes_are_few_and_end_with_the_most_requests():
     assert graph_sizes(1) == (1,)
     assert graph_sizes(3) == (1, 2, 3)
     assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
-    assert graph_sizes(1000)[-2:] == (248, 256)
+    assert graph_sizes(1000)[-2:] == (240, 256)
 
 
 def test_a_batch_is_padded_to_the_next_size():
