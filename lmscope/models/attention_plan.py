@@ -278,6 +278,24 @@ class AttentionPlan:
             assert group.rows is not None
             result = attend_group(group, query.index_select(0, group.rows))
             output.index_copy_(0, group.rows, result)
+        self.attend_many_rows(
+            query, key, value, key_cache, value_cache, scale, softcap, output=output
+        )
+        return output
+
+    def attend_many_rows(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        softcap: float | None,
+        *,
+        output: Tensor,
+    ) -> None:
+        """Attention of the requests with several rows, into their rows of `output` [T, H, D]."""
         for segment in self.many_rows:
             rows = slice(segment.start, segment.end)
             if segment.keys is None:
@@ -285,7 +303,6 @@ class AttentionPlan:
             else:
                 keys, values = segment.keys.of(key_cache, value_cache)
             output[rows] = attend_many_rows(query[rows], keys, values, segment.bias, scale, softcap)
-        return output
 
 
 def _groups_of_like_length(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.compiled_layers import compiled_layers
 from lmscope.models.int8_step import int8_step
 from lmscope.models.linear import Linear
 from lmscope.models.support import longest_unstretched_length
@@ -164,6 +165,7 @@ class LeanForward:
             for layer in layout.layers
         )
         self._int8_step = int8_step(layout, [step[1:] for step in self._steps])
+        self._compiled = compiled_layers(layout, [step[1:] for step in self._steps], device)
 
     @property
     def runs_layers_in_one_call(self) -> bool:
@@ -188,7 +190,10 @@ class LeanForward:
         cosine, sine = self._rotary(batch)
         if self._int8_step is not None and self._int8_step.takes(batch, len(token_ids)):
             self._int8_step(hidden, cosine, sine, batch, kv_cache)
-            return self._logits(hidden if rows is None else hidden.index_select(0, rows))
+            hidden = hidden if rows is None else hidden.index_select(0, rows)
+            return self._logits(_rms_norm(hidden, layout.norm))
+        if self._compiled is not None and self._compiled.takes(batch, len(token_ids)):
+            return self._logits(self._compiled(hidden, cosine, sine, batch, kv_cache, rows))
         last = len(self._steps) - 1
         for index, (layer, qkv, o, gate_up, down) in enumerate(self._steps):
             normed = (
@@ -220,14 +225,14 @@ class LeanForward:
             gate, up = gate_up(normed).chunk(2, -1)
             mlp = down(layer.activation(gate) * up)
             _add(hidden, mlp, layer.after_mlp, layer.residual_multiplier)
-        return self._logits(hidden)
+        return self._logits(_rms_norm(hidden, layout.norm))
 
     def reserve_positions(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Make the rotary tables so long; what is captured in a graph must keep them."""
         return self._rotary.reserve(num_positions)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head(_rms_norm(hidden, self.layout.norm))
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits = self._head(normed)
         if self.layout.logits_divisor != 1.0:
             logits.div_(self.layout.logits_divisor)
         return logits
