@@ -41,9 +41,9 @@ class AttentionMass:
     ) -> None:
         max_blocks = -(-int(seq_lens.max()) // block_size)
         self._num_blocks = -(-seq_lens // block_size)
-        self._newest_rows = torch.from_numpy(query_start_loc[1:].astype(np.int64) - 1).to(device)
-        self._block_ids = torch.from_numpy(block_table[:, :max_blocks].astype(np.int64)).to(device)
-        self._lengths = torch.from_numpy(seq_lens.astype(np.int64)).to(device)
+        self._newest_rows = _on(device, query_start_loc[1:].astype(np.int64) - 1)
+        self._block_ids = _on(device, block_table[:, :max_blocks].astype(np.int64))
+        self._lengths = _on(device, seq_lens.astype(np.int64))
         self._positions = torch.arange(max_blocks * block_size, device=device)
         self._block_size = block_size
         self.keeps_heads = keeps_heads
@@ -99,6 +99,14 @@ class AttentionMass:
     def by_head(self) -> list[NDArray[np.float32]]:
         """For each request [layers, H, its blocks]; only with keeps_heads."""
         return by_head_of(self.heads().cpu().numpy(), self._num_blocks)
+
+
+def _on(device: torch.device, array: NDArray[np.int64]) -> Tensor:
+    """A copy on `device`, for which a GPU is not waited for."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def shares_of(mean: NDArray[np.float32], num_blocks: NDArray[np.int32]) -> list[tuple[float, ...]]:

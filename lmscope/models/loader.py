@@ -157,7 +157,7 @@ def load_model(
         chosen_dtype = _choose_dtype(dtype, config, chosen_device)
         module = _load_module(source, config, chosen_dtype, options)
         loaded_tokenizer = _load_tokenizer(tokenizer, source, load_tokenizer)
-    module = module.to(chosen_device).eval().requires_grad_(False)
+    module = _to_device(module, chosen_device).eval().requires_grad_(False)
     shape = check_supported(module)
 
     text_config = config.get_text_config(decoder=True)
@@ -185,6 +185,20 @@ def load_model(
         chosen_device,
     )
     return loaded
+
+
+def _to_device(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """The module there; ValueError, with the numbers, where its weights find no room."""
+    try:
+        return module.to(device)
+    except torch.OutOfMemoryError as error:
+        num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+        free, total = torch.cuda.mem_get_info(device)
+        raise ValueError(
+            f"the weights take {num_bytes / 1e9:.2f} GB, and of {total / 1e9:.2f} GB on {device} "
+            f"{free / 1e9:.2f} GB are free; close other engines and processes on it, load a "
+            "smaller model, or use device='cpu'"
+        ) from error
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:

@@ -279,6 +279,17 @@ def test_a_device_that_is_not_there(folder):
         load(folder, device="cuda")
 
 
+def test_weights_without_room_on_a_gpu_are_told_how_much_there_is(folder, monkeypatch):
+    def refuse(self, device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.Module, "to", refuse)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 10**9, 80 * 10**9))
+
+    with pytest.raises(ValueError, match=r"0\.00 GB, and of 80\.00 GB on cpu 3\.00 GB are free"):
+        load(folder)
+
+
 def test_progress_is_shown_or_not_and_the_setting_of_transformers_stays(folder, capfd):
     from transformers.utils import logging as transformers_logging
 
