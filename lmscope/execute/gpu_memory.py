@@ -102,6 +102,8 @@ def _largest_step_bytes(options: EngineOptions, loaded: LoadedModel) -> int:
     """
     device = loaded.device
     num_tokens = options.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS
+    if options.max_num_batched_tokens is None and not options.enable_chunked_prefill:
+        num_tokens = max(num_tokens, options.max_model_len or loaded.max_model_len)
     num_reqs = min(options.max_num_seqs or DEFAULT_MAX_NUM_SEQS["cuda"], num_tokens)
     body = loaded.body(
         exact=options.exact,

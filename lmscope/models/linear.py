@@ -26,6 +26,7 @@ __all__ = [
     "Linear",
     "LinearMethod",
     "PlainLinears",
+    "SideBySideLinears",
     "WeightAndBias",
     "choose_linear_method",
 ]
@@ -86,6 +87,35 @@ class PlainLinears:
             return lambda rows: F.linear(rows, weight, bias)
         # One matrix of all parts would be a copy of the weights.
         return lambda rows: torch.cat([F.linear(rows, *part) for part in parts], dim=-1)
+
+    def packed_bytes(self, weight: Tensor) -> int:
+        return 0
+
+
+class SideBySideLinears:
+    """F.linear over matrices that lie side by side, so that a group is one product; for a GPU.
+
+    The module's own weights become parts of what is made, so there is no copy of them.
+    """
+
+    name = PlainLinears.name
+
+    def refusal(self, weight: Tensor) -> str | None:
+        return None
+
+    def pack(self, parts: Sequence[WeightAndBias]) -> Linear:
+        weight = _adjoining([part.weight for part in parts])
+        if weight is None:
+            # In nobody's inference mode: the weights must tell when they are written to.
+            with torch.inference_mode(False), torch.no_grad():
+                weight = torch.cat([part.weight for part in parts])
+                start = 0
+                for part in parts:
+                    end = start + len(part.weight)
+                    part.weight.data = weight[start:end]
+                    start = end
+        bias = _biases(parts)
+        return lambda rows: F.linear(rows, weight, bias)
 
     def packed_bytes(self, weight: Tensor) -> int:
         return 0
@@ -186,6 +216,8 @@ def choose_linear_method(
         return ChosenMethod(
             Int8Linears(), "quantization='int8', approximate; half precision for more than 4 rows"
         )
+    if device.type == "cuda":
+        return ChosenMethod(SideBySideLinears(), f"on {device}, in the dtype of the weights")
     if exact:
         return ChosenMethod(PlainLinears(), "exact=True")
     reason = _why_not_fp16(dtype, device)
@@ -223,18 +255,39 @@ def _why_not_fp16(dtype: torch.dtype, device: torch.device) -> str | None:
     return None
 
 
+def _adjoining(weights: Sequence[Tensor]) -> Tensor | None:
+    """One matrix of all of these where they lie one behind the other in memory already."""
+    first = weights[0]
+    place = first.data_ptr()
+    for weight in weights:
+        if not weight.is_contiguous() or weight.data_ptr() != place:
+            return None
+        if weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        place += weight.numel() * weight.element_size()
+    num_rows = sum(len(weight) for weight in weights)
+    return first.detach().as_strided((num_rows, first.shape[1]), (first.shape[1], 1))
+
+
 def _side_by_side(parts: Sequence[WeightAndBias]) -> WeightAndBias:
     """One weight and bias that give the outputs of all parts."""
     if len(parts) == 1:
         return parts[0]
-    weight = torch.cat([part.weight for part in parts])
+    return WeightAndBias(torch.cat([part.weight for part in parts]), _biases(parts))
+
+
+def _biases(parts: Sequence[WeightAndBias]) -> Tensor | None:
+    """The biases of all parts, in a copy where there are several; None where there are none."""
+    if len(parts) == 1:
+        return parts[0].bias
     if all(part.bias is None for part in parts):
-        return WeightAndBias(weight, None)
-    biases = [
-        part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias
-        for part in parts
-    ]
-    return WeightAndBias(weight, torch.cat(biases))
+        return None
+    return torch.cat(
+        [
+            part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias
+            for part in parts
+        ]
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

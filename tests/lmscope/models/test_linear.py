@@ -7,14 +7,17 @@ import platform
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lmscope.models import linear
 from lmscope.models.linear import (
     Fp16PackedLinears,
     PlainLinears,
+    SideBySideLinears,
     WeightAndBias,
     choose_linear_method,
 )
+from lmscope.models.swap import weight_and_bias
 
 CPU = torch.device("cpu")
 needs_packed = pytest.mark.skipif(
@@ -135,3 +138,57 @@ def test_a_processor_or_torch_without_packed_weights_gets_f_linear(monkeypatch, 
     assert method.name == "F.linear"
     assert "quantized.linear_prepack_fp16" in why
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("with_bias", [[False] * 3, [True, False, True]])
+def test_matrices_side_by_side_are_the_weights_themselves(with_bias):
+    parts = parts_of([6, 2, 2], 8, with_bias)
+    rows = torch.randn(3, 8)
+    wanted = torch.cat([F.linear(rows, *part) for part in parts], dim=-1)
+
+    with torch.inference_mode():  # which packing is in
+        got = SideBySideLinears().pack(parts)
+        again = SideBySideLinears().pack(parts)
+    torch.testing.assert_close(got(rows), wanted)
+    torch.testing.assert_close(again(rows), wanted)
+    places = {part.weight.untyped_storage().data_ptr() for part in parts}
+    assert len(places) == 1
+
+    before = parts[1].weight._version
+    with torch.no_grad():
+        parts[1].weight.mul_(2.0)
+    assert parts[1].weight._version > before
+    changed = torch.cat([F.linear(rows, *part) for part in parts], dim=-1)
+    torch.testing.assert_close(got(rows), changed)
+    torch.testing.assert_close(again(rows), changed)
+
+
+def test_a_module_whose_weights_lie_side_by_side_is_saved_as_it_was(tmp_path):
+    module = AutoModelForCausalLM.from_config(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    )
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    for layer in module.model.layers:
+        attention = layer.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        SideBySideLinears().pack([weight_and_bias(each) for each in projections])
+    module.save_pretrained(tmp_path)
+    after = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_gpu_multiplies_by_matrices_side_by_side():
+    chosen = choose(dtype=torch.bfloat16, device=torch.device("cuda"))
+
+    assert isinstance(chosen.method, SideBySideLinears)
+    assert chosen.method.refusal(torch.zeros(1, 1)) is None
+    assert chosen.method.packed_bytes(torch.zeros(1, 1)) == 0
