@@ -17,7 +17,7 @@ def percent(share: float) -> str:
 def most_attended(view: EngineView, count: int = 5) -> list[tuple[int, float, tuple[str, ...]]]:
     """The blocks that get most of the last step's attention: id, share, who holds or stored them.
 
-    None where nobody measured it.
+    An empty list where nobody measured it.
     """
     listed = heapq.nsmallest(count, view.attention.items(), key=lambda pair: (-pair[1], pair[0]))
     found = []

@@ -302,16 +302,18 @@ def test_by_attention_blocks_have_its_grounds_and_no_owners_tint(
     assert not pixels & {light().owner(slot).tint for slot in range(4)}
 
 
-def test_the_table_names_the_five_most_attended_blocks(make_frame: Any) -> None:
-    of = [each for block_id in range(1, 9) for each in (block_id, 255 - 20 * block_id)]
-    frame, columns = make_frame(mass={"top": 0.4, "of": of})
+def test_the_table_names_the_most_attended_blocks_with_their_owners(make_frame: Any) -> None:
+    most = [(1, 0.4, ("r0", "r1")), (7, 0.0004, ("<b>",)), (9, 0.0, ())]
+    frame, columns = make_frame(mass=MASS, most_attended=most)
     text = still(frame, columns, [], "", colour="attention")["text/html"]
 
-    head, *rows = text.split("most attended block", 1)[1].split("</table>")[0].split("<tr>")[:6]
-    assert [row.split("</td>")[0].rsplit(">", 1)[1] for row in rows] == ["1", "2", "3", "4", "5"]
-    assert "36.9 %" in rows[0]
-    assert "r0" in rows[0]
-    assert "share" in head
+    _, *rows = text.split("most attended block", 1)[1].split("</table>")[0].split("<tr>")
+    cells = [[cell.split(">")[-1] for cell in row.split("</td>")[:3]] for row in rows]
+    assert cells == [
+        ["1", "40.0 %", "r0, r1"],
+        ["7", "below 0.1 %", "&lt;b&gt;"],
+        ["9", "0.0 %", "–"],
+    ]
     assert "most attended" not in still(frame, columns, [], "")["text/html"]
     plain, columns = make_frame()
     assert "not measured" in still(plain, columns, [], "", colour="attention")["text/html"]

@@ -191,6 +191,20 @@ def test_each_request_shows_its_hue_and_no_request_shows_another(
         assert light().owner(slot).edge not in shown
 
 
+@pytest.mark.parametrize("fill", range(5))
+def test_a_foot_is_as_long_as_the_tokens_in_its_block(make_frame: Any, fill: int) -> None:
+    from lmscope_widgets.raster import Canvas
+
+    _, columns = make_frame(num_blocks=12, num_requests=1, held=1, has_cells=False)
+    columns["fill"][:] = fill
+    canvas = Canvas(776, 400, light().background, scale=1)
+    BlockMap(columns, [], 4, [], {"r0": 0}, labels=0).draw(canvas, 0, 0, 776, 400)
+    # The lowest line of block 1: cells are 86 by 46 pixels, gap of 2 included.
+    foot = canvas.pixels[43, 86 : 86 + 84]
+
+    assert (foot == light().owner(0).edge).all(axis=1).sum() == 21 * fill
+
+
 def test_a_million_blocks_are_drawn_as_shares_of_bins(make_frame: Any) -> None:
     pixels = draw_map(
         make_frame, num_blocks=1_000_000, num_requests=2, held=250_000, has_cells=False

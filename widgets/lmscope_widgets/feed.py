@@ -24,6 +24,7 @@ import numpy as np
 
 from lmscope.boundary import Boundary, SchedulerOutput
 from lmscope.errors import LmscopeError
+from lmscope.scope.attention_words import most_attended
 from lmscope.scope.picture import PictureEncoder
 from lmscope.scope.replay import Replay
 from lmscope.scope.run_log import LOG_NAMES
@@ -256,6 +257,8 @@ class Feed:
                 row["most_blocks"] = request.max_blocks
                 first = request.first_scheduled_step
                 row["waited"] = None if first is None else first - request.arrival_step - 1
+            if colour == "attention":
+                message["most_attended"] = most_attended(self.view)
             bars = [*self._log.bars, *([self._bar] if self._bar else ())]
             plain = text_picture(self.view, views=views, colour=colour)
         message["note"] = message.get("note") or self._note

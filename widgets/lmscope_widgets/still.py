@@ -12,9 +12,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from lmscope.scope.attention_words import percent
 from lmscope.scope.visible import escape, visible
 from lmscope_widgets.step_log import StepBar
-from lmscope_widgets.still_attention import most_attended
 from lmscope_widgets.still_map import Bytes
 from lmscope_widgets.still_picture import WIDTH, counts, draw_picture, title
 
@@ -54,7 +54,8 @@ def still(
 ) -> dict[str, str]:
     """text/html and text/plain of a picture, together at most `MOST_BYTES` of UTF-8.
 
-    frame     the header of a full frame
+    frame     the header of a full frame; with `most_attended`, blocks as in
+              `lmscope.scope.attention_words`, where they are coloured by attention
     columns   its columns, one entry per block
     steps     bars of the steps since the start
     plain     the picture in characters
@@ -64,7 +65,7 @@ def still(
     plain = _cut_bytes(visible(plain[: _MOST_PLAIN + 1]), _MOST_PLAIN)
     words = _words(frame, views)
     if colour == "attention" and (views is None or "blocks" in views):
-        words = _attention(frame, columns) + words
+        words = _attention(frame) + words
     room = MOST_BYTES - len(plain.encode()) - len(words.encode())
     picture = ""
     for quality in _QUALITIES:
@@ -109,12 +110,12 @@ def _words(frame: Mapping[str, Any], views: Collection[str] | None) -> str:
     return "".join(parts)
 
 
-def _attention(frame: Mapping[str, Any], columns: Mapping[str, Bytes]) -> str:
+def _attention(frame: Mapping[str, Any]) -> str:
     """The most attended blocks, or that nobody measured it."""
     lines = [
-        f'<tr><td align="right">{block_id}</td><td align="right">{share}</td>'
+        f'<tr><td align="right">{block_id}</td><td align="right">{percent(share)}</td>'
         f'<td align="left">{_cell(_some(owners), _MOST_WHY)}</td></tr>'
-        for block_id, share, owners in most_attended(frame, columns)
+        for block_id, share, owners in frame.get("most_attended", ())
     ]
     if not lines:
         return "<p>Attention was not measured in this step.</p>\n"

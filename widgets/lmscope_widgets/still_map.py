@@ -144,7 +144,8 @@ class BlockMap:
         """Draw each kind of cell once and copy it to all blocks that look like it."""
         steps = 8 if grid.width >= 14 else 1
         full = self._fill.astype(np.uint32) * steps
-        filled = np.minimum(steps, -(-full // self._block_size))
+        # Rounded up; unsigned numbers cannot be negated for that.
+        filled = np.minimum(steps, (full + self._block_size - 1) // self._block_size)
         key = (
             self._slot.astype(np.uint32)
             | (self._state.astype(np.uint32) << 8)
