@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from lmscope_kernels.numba_support import why_not_numba
 from transformers import AutoModelForCausalLM
 
 from lmscope.models.attention import BatchView, KVCache
+from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.loader import load_model
 from lmscope.models.plan import PlanLine
 
@@ -169,19 +172,44 @@ def assert_same(one, other):
         torch.testing.assert_close(got, wanted, atol=2e-5 * float(wanted.abs().max()), rtol=0)
 
 
+@pytest.mark.parametrize("between", ["numba", "torch"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "default"])
 @pytest.mark.parametrize("name", LEAN)
 @torch.inference_mode()
-def test_the_lean_forward_is_the_module(load, name, exact):
+def test_the_lean_forward_is_the_module(load, name, exact, between, monkeypatch):
     kind, changes = LEAN[name]
     loaded = load(kind, TINY | changes)
     body = loaded.body(exact=exact)
     assert body._lean is not None, body.plan(PlanLine("1"))
+    if between == "torch":
+        monkeypatch.setattr(body._lean, "_compiled", None)
+    elif why_not_numba() is not None:
+        pytest.skip("needs the extra cpu")
+    else:
+        assert body._lean._compiled is not None
 
     assert_same(step(loaded, body), step(loaded, by_module(body)))
     # Each request one row, which is what most steps are.
     decoding = {"query_lens": (1, 1, 1, 1), "seq_lens": (9, 5, 1, 20)}
     assert_same(step(loaded, body, **decoding), step(loaded, by_module(body), **decoding))
+
+
+@torch.inference_mode()
+def test_compiled_loops_give_the_same_bits_to_who_measures_attention(load):
+    loaded = load("Qwen3", TINY | {"sliding_window": 6, "use_sliding_window": True, **MIXED})
+    body = loaded.body(exact=True)
+
+    def watched(ids, batch, cache, rows):
+        mass = AttentionMass(
+            query_start_loc=batch.query_start_loc.numpy(),
+            seq_lens=batch.seq_lens.numpy(),
+            block_table=batch.block_table.numpy(),
+            block_size=4,
+            device=CPU,
+        )
+        return body(ids, replace(batch, mass=mass), cache, rows)
+
+    assert torch.equal(step(loaded, watched)[0], step(loaded, body)[0])
 
 
 @pytest.mark.parametrize("name", BY_MODULE)
