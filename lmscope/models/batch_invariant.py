@@ -208,6 +208,10 @@ class InvariantForward(LeanForward):
     def runs_layers_in_one_call(self) -> bool:
         return False
 
+    @property
+    def is_compiled_between_products(self) -> bool:
+        return False
+
     def __call__(
         self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor | None
     ) -> Tensor:

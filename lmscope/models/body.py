@@ -130,6 +130,11 @@ class ModelBody:
                     "; one to four decoding requests run in one call a layer"
                     if self._lean.runs_layers_in_one_call
                     else ""
+                )
+                + (
+                    "; numba compiled what is between the products"
+                    if self._lean.is_compiled_between_products
+                    else ""
                 ),
             )
             if self._is_invariant:

@@ -172,6 +172,11 @@ class LeanForward:
         """Whether there is something quicker for one to four requests with one row each."""
         return self._int8_step is not None
 
+    @property
+    def is_compiled_between_products(self) -> bool:
+        """Whether numba's loops do what torch would do between the matrix products."""
+        return self._compiled is not None
+
     def __call__(
         self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor | None
     ) -> Tensor:

@@ -187,6 +187,7 @@ def test_the_lean_forward_is_the_module(load, name, exact, between, monkeypatch)
         pytest.skip("needs the extra cpu")
     else:
         assert body._lean._compiled is not None
+    assert ("numba compiled" in body.plan(PlanLine("1")).body.why) == (between == "numba")
 
     assert_same(step(loaded, body), step(loaded, by_module(body)))
     # Each request one row, which is what most steps are.
