@@ -304,6 +304,9 @@ class ModelRunnerOutput(
     # share of attention that the query of its newest token gave to the block in this step,
     # mean over heads and layers; the shares of a request sum to 1
     attention_mass: Mapping[str, tuple[float, ...]] = {}
+    # how long a GPU had to do with the step, from the copies of the batch to its last token; None
+    # where nobody timed it: on a CPU, and where the host had to wait within the step
+    device_duration_s: float | None = None
 
     @property
     def req_id_to_index(self) -> dict[str, int]:

@@ -98,6 +98,7 @@ class DeviceRunner(ModelRunner):
             max_num_reqs, loaded.vocab_size, device, self._inputs.turns
         )
         self._ring = Ring(max_num_reqs, device)
+        self._landing = self._ring.take()
         self._unresolved: list[_Unresolved] = []
         self._last_tokens: Tensor | None = None
         # Requests whose newest token the device has and the host has not, and its place there.
@@ -134,7 +135,7 @@ class DeviceRunner(ModelRunner):
         requests = self.input_batch.requests
         rows = [requests[row].sampling for row in pending.rows]
         try:
-            if not DeviceSampler.takes(rows) or any(
+            if not self._device_sampler.takes(rows) or any(
                 request.prompt_logprobs is not None for request in requests
             ):
                 # It looks at all tokens so far.
@@ -151,7 +152,7 @@ class DeviceRunner(ModelRunner):
     ) -> PendingOutput:
         batch = self.input_batch
         rows = pending.rows
-        landing = self._ring.take()
+        landing = self._landing
         device = self.loaded.device
         if rows:
             tokens, scores = self._device_sampler.sample(
@@ -162,13 +163,9 @@ class DeviceRunner(ModelRunner):
             scores = torch.empty(0, dtype=torch.float32, device=device)
         watched = self._watched(pending.mass or self._decode_mass)
         landing.copy(tokens, scores, watched)
-        places = []
-        self._place_of = {}
-        for index, row in enumerate(rows):
-            request = requests[row]
-            places.append((request, len(request.output_token_ids)))
-            batch.append_token(row, _UNKNOWN)
-            self._place_of[request.req_id] = index
+        places = [(requests[row], len(requests[row].output_token_ids)) for row in rows]
+        batch.append_to_rows(rows, _UNKNOWN)
+        self._place_of = {requests[row].req_id: index for index, row in enumerate(rows)}
         self._last_tokens = tokens
         self._unresolved.append(_Unresolved(landing, places))
         return PendingOutput(
@@ -213,6 +210,7 @@ class DeviceRunner(ModelRunner):
             sampled_token_ids=tuple(sampled),
             errors={req_ids[rows[index]]: message for index, message in errors.items()},
             attention_mass=mass,
+            device_duration_s=landing.duration_s(),
         )
 
     def _prepare(self, num_scheduled_tokens: Mapping[str, int]) -> PreparedInputs:
@@ -257,6 +255,8 @@ class DeviceRunner(ModelRunner):
     ) -> Tensor:
         batch = self.input_batch
         num_reqs, num_rows = batch.num_reqs, len(inputs.token_ids)
+        self._landing = self._ring.take()
+        self._landing.start()
         on_device = self._inputs.load(
             inputs,
             batch.block_table,
@@ -340,8 +340,9 @@ class DeviceRunner(ModelRunner):
                 first.landing.wait()
             elif not first.landing.is_here():
                 return
-            for index, (request, place) in enumerate(first.places):
-                self.input_batch.fill_token(request, place, int(first.landing.tokens[index]))
+            tokens = first.landing.tokens[: len(first.places)].tolist()
+            for (request, place), token_id in zip(first.places, tokens, strict=True):
+                self.input_batch.fill_token(request, place, token_id)
             self._unresolved.pop(0)
 
     def _take_mass(self, mass: AttentionMass | DecodeMass | None) -> dict[str, tuple[float, ...]]:

@@ -39,15 +39,20 @@ class DeviceSampler:
         self._min_p = column(torch.float64)
         self._seed = column(torch.int64)
         self._position = column(torch.int64)
+        # Whose parameters the buffers hold, and who was asked about last.
         self._rows: tuple[SamplingRow, ...] = ()
+        self._seen: tuple[SamplingRow, ...] = ()
+        self._takes_seen = True
         self._has_top_k = self._has_top_p = self._has_min_p = False
 
-    @staticmethod
-    def takes(rows: Sequence[SamplingRow]) -> bool:
+    def takes(self, rows: Sequence[SamplingRow]) -> bool:
         """Whether no row needs more than a draw from its logits."""
-        return not any(
-            row.params.logprobs is not None or LogitsAdjustment.is_needed(row) for row in rows
-        )
+        if not _are_same(self._seen, rows):
+            self._seen = tuple(rows)
+            self._takes_seen = not any(
+                row.params.logprobs is not None or LogitsAdjustment.is_needed(row) for row in rows
+            )
+        return self._takes_seen
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor]:
         """Tokens [R] int64, and the best score of each, [R] float32: NaN and -inf are errors.
@@ -55,7 +60,7 @@ class DeviceSampler:
         logits    [R, V]
         """
         num_rows = len(rows)
-        if len(self._rows) != num_rows or not all(map(operator.is_, self._rows, rows)):
+        if not _are_same(self._rows, rows):
             self._load(tuple(rows))
         score = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
         tokens = sample(
@@ -91,6 +96,10 @@ class DeviceSampler:
         # All 64 bits of the seed, as int64 holds them.
         self._seed.load([_signed(row.seed) for row in rows])
         self._rows = rows
+
+
+def _are_same(known: Sequence[SamplingRow], rows: Sequence[SamplingRow]) -> bool:
+    return len(known) == len(rows) and all(map(operator.is_, known, rows))
 
 
 def _signed(seed: int) -> int:

@@ -172,6 +172,18 @@ class InputBatch:
             self.token_ids[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
 
+    def append_to_rows(self, rows: Sequence[int], token_id: int) -> None:
+        """`append_token` of the same to several rows, each at most once."""
+        for row in rows:
+            request = self._requests[row]
+            assert request is not None
+            request.output_token_ids.append(token_id)
+        index = np.asarray(rows, dtype=np.int64)
+        columns = self.num_tokens[index]
+        has_column = columns < self.token_ids.shape[1]
+        self.token_ids[index[has_column], columns[has_column]] = token_id
+        self.num_tokens[index] += 1
+
     def fill_token(self, request: CachedRequestState, place: int, token_id: int) -> None:
         """Write an output token that was appended before it was known.
 

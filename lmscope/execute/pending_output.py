@@ -31,10 +31,17 @@ class Landing:
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
         self._device = device
-        self._event = new_event() if device.type == "cuda" else None
+        is_cuda = device.type == "cuda"
+        self._start = new_event(is_timed=True) if is_cuda else None
+        self._event = new_event(is_timed=True) if is_cuda else None
         self.tokens = pinned(max_num_reqs, torch.int64, device)
         self.scores = pinned(max_num_reqs, torch.float32, device)
         self.watched: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        """The step begins, which will land here."""
+        if self._start is not None:
+            self._start.record()
 
     def copy(self, tokens: Tensor, scores: Tensor, watched: dict[str, Tensor]) -> None:
         """Have all of these come here, without waiting for it."""
@@ -55,6 +62,13 @@ class Landing:
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()
+
+    def duration_s(self) -> float | None:
+        """How long the device had to do with the step, which is here; None for a CPU."""
+        if self._start is None or self._event is None:
+            return None
+        milliseconds: float = self._start.elapsed_time(self._event)
+        return milliseconds / 1e3
 
 
 class Ring:

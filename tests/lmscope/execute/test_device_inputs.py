@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmscope import SamplingParams
-from lmscope.execute.device_inputs import DeviceInputs
+from lmscope.execute.device_inputs import DeviceInputs, Turns
 from lmscope.execute.device_sampler import DeviceSampler
 from lmscope.execute.input_batch import CachedRequestState, InputBatch
 from lmscope.execute.sampling_row import SamplingRow
@@ -104,6 +104,24 @@ def test_a_token_that_lands_later_is_written_where_its_request_is_by_then():
     ],
 )
 def test_rows_that_need_more_than_a_draw_are_not_taken(params, expected):
-    row = SamplingRow("a", SamplingParams(**params), (1,), [], 0, frozenset(), ())
+    plain = SamplingRow("a", SamplingParams(), (1,), [], 0, frozenset(), ())
+    row = SamplingRow("b", SamplingParams(**params), (1,), [], 0, frozenset(), ())
+    sampler = DeviceSampler(2, 16, CPU, Turns(CPU))
 
-    assert DeviceSampler.takes([row]) is expected
+    assert sampler.takes([plain])
+    assert sampler.takes([plain, row]) is expected
+    assert sampler.takes([plain, row]) is expected  # as it was worked out before
+    assert sampler.takes([plain])
+
+
+def test_tokens_go_to_the_rows_that_have_room():
+    batch = InputBatch(max_num_reqs=3, max_model_len=3, block_size=2)
+    requests = [request("a", [7], [1]), request("b", [7, 8, 9], [2]), request("c", [5], [3])]
+    for each in requests:
+        batch.add_request(each)
+    batch.append_to_rows([0, 1], -1)
+
+    assert [each.output_token_ids for each in requests] == [[-1], [-1], []]
+    assert batch.num_tokens.tolist() == [2, 4, 1]
+    # The last token that max_model_len allows is never an input.
+    assert batch.token_ids.tolist() == [[7, -1, 0], [7, 8, 9], [5, 0, 0]]
