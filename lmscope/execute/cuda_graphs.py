@@ -66,6 +66,11 @@ class DecodeGraphs(Generic[T]):
         self._graphs: dict[tuple[int, int, Hashable], tuple[CapturedGraph, T]] = {}
         self._is_off = False
 
+    @property
+    def most_reqs(self) -> int:
+        """Of the largest batch that runs from a graph."""
+        return self._sizes[-1]
+
     def padded(self, num_reqs: int, num_blocks: int) -> tuple[int, int] | None:
         """Requests and blocks that such a batch must be padded to; None: it runs without."""
         if self._is_off or num_reqs > self._sizes[-1]:

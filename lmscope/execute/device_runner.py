@@ -108,6 +108,7 @@ class DeviceRunner(ModelRunner):
         self._graph_size: tuple[int, int] | None = None
         self._decode_mass: DecodeMass | None = None
         self._graphs: DecodeGraphs[_Result] | None = None
+        self._logits: Tensor | None = None  # of the graphs, made by the first decode
         if device.type == "cuda" and not config.enforce_eager:
             # What graphs read must stay where it is, so tables are as long as they will be.
             self._tables = body.reserve_positions(self._max_blocks * block_size)
@@ -293,7 +294,14 @@ class DeviceRunner(ModelRunner):
         longest = num_blocks * self.block_size
         workspace = self._scratch.workspace(num_reqs, longest)
         view = self._view(buffers, longest, workspace, mass, None)
-        return _Result(self._body.logits(buffers.token_ids, view, self.kv_cache, None), mass)
+        logits = self._body.logits(buffers.token_ids, view, self.kv_cache, None)
+        if self._graphs is not None:
+            # One place for all graphs: each would keep its own, gigabytes of a large vocabulary.
+            if self._logits is None:
+                self._logits = logits.new_empty(self._graphs.most_reqs, logits.shape[1])
+            if num_reqs <= len(self._logits):
+                logits = self._logits[:num_reqs].copy_(logits)
+        return _Result(logits, mass)
 
     def _view(
         self,

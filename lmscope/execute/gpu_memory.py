@@ -28,9 +28,9 @@ __all__ = ["GpuRoom", "gpu_room", "room_for_cache"]
 logger = logging.getLogger(__name__)
 
 _GB = 1e9
-# What an engine allocates beside: partial results of decode splits, buffers of a batch and of
-# sampling, graphs, and what allocators keep between tensors.
-_SPARE_BYTES = 640 << 20
+# What an engine allocates beside: partial results of decode splits, logits of graphs, buffers of a
+# batch and of sampling, and what allocators keep between tensors.
+_SPARE_BYTES = 768 << 20
 
 
 class GpuRoom(NamedTuple):

@@ -54,6 +54,7 @@ def test_a_batch_is_padded_to_the_next_size():
     assert graphs.padded(3, 17) == (4, 32)
     assert graphs.padded(25, 99) == (32, 100)
     assert graphs.padded(33, 1) is None
+    assert graphs.most_reqs == 32
 
 
 def test_a_size_runs_once_by_itself_and_from_then_on_as_a_graph():

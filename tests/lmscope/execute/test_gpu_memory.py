@@ -14,7 +14,7 @@ BLOCK_BYTES = 2 * 28 * 16 * 8 * 128 * 2
 def test_the_room_is_what_the_utilization_leaves():
     room = room_for_cache(total=140 * GB, free=137 * GB, own=2 * GB, step=GB, utilization=0.9)
 
-    assert room.num_bytes == 126 * GB - 1 * GB - 2 * GB - GB - (640 << 20)
+    assert room.num_bytes == 126 * GB - 1 * GB - 2 * GB - GB - (768 << 20)
     for number in ("0.9", "140.00 GB", "holds 2.00", "driver 1.00"):
         assert number in room.why
 
