@@ -182,6 +182,20 @@ def test_an_id_may_finish_and_come_again_in_one_step(tiny_model, driver):
     assert run.largest_difference("a", reference) < TOLERANCE
 
 
+def test_a_checked_batch_with_a_block_beyond_the_pool_is_an_error(tiny_model, driver):
+    loaded, reference = tiny_model()
+    run = driver(loaded)
+    run.runner = ModelRunner(loaded, 80, 4, 16, 256, check_batches=True)
+    run.add("c", PROMPT_C)
+    run.step(["c"])
+    assert run.largest_difference("c", reference) < TOLERANCE  # nothing is wrong with this one
+    run.add("a", PROMPT_A)
+    run.free.insert(2, 80)
+
+    with pytest.raises(ValueError, match=r"request 1 .* block 80 at place 2.*blocks 0 to 79"):
+        run.step({"c": 1, "a": 12})
+
+
 def test_two_execute_models_in_a_row_are_an_error(tiny_model, driver):
     loaded, _ = tiny_model()
     run = driver(loaded)
