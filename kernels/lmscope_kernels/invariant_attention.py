@@ -99,7 +99,8 @@ class InvariantRows:
     def _first_keys(self, window: int | None) -> NDArray[np.int32]:
         if window is None:
             return np.zeros_like(self._seq_lens)
-        return np.maximum(self._seq_lens - np.int32(window), np.int32(0))
+        first_keys: NDArray[np.int32] = np.maximum(self._seq_lens - np.int32(window), np.int32(0))
+        return first_keys
 
     def _make_calls(self, first_keys: NDArray[np.int32]) -> Iterator[_Call]:
         """The rows in groups with the same number of tiles, _ROWS_PER_CALL at a time."""
