@@ -162,10 +162,12 @@ export function createDashboard(host, options = {}) {
 
   /** Draws what has changed in the picture since the last time. */
   function draw() {
-    if (!shown || !root.clientWidth) return;
+    if (!shown) return;
+    const { clientWidth } = root;
+    if (!clientWidth) return;
     if (!wasConnected && root.isConnected) setColours();
     const { picture, history, cursor, back = "" } = shown;
-    const now = widthClass(root.clientWidth, textSize);
+    const now = widthClass(clientWidth, textSize);
     const phase = isGone ? "dead" : picture.phase;
     // Where there are tabs, a breakpoint opens the one that says where the engine stands.
     if (phase === "paused" && drawnPhase === "live" && picture.breaks.length)
@@ -186,22 +188,24 @@ export function createDashboard(host, options = {}) {
     const preempted = history.entries[cursor]?.preempted ?? [];
     const isTrouble = preempted.length > 0;
     const isNarrow = now !== "wide";
-    views.header.update(picture, { phase, isTrouble, say, back });
-    views.banner.update(picture, { phase, isGone, isLive });
-    root.classList.toggle("lms-stale", phase === "dead");
+    const height = Math.round((MAP_HEIGHT[now] * textSize) / 12);
+    // First those that ask for their width: after a change the browser has to lay out for it.
+    if (layout.isShown("blocks")) views.map.update(picture, { theme, changes, height, colour });
+    if (layout.isShown("tree")) views.tree.update(picture, { theme, height });
     if (layout.isShown("timeline"))
       views.timeline.update(picture, { theme, history, cursor, isNarrow, isLive });
-    const height = Math.round((MAP_HEIGHT[now] * textSize) / 12);
     if (layout.isShown("blocks")) {
       hasColours ||= picture.mass !== null || colour === "attention";
       views.colour.update(colour, hasColours);
-      views.map.update(picture, { theme, changes, height, colour });
       drawNext(next, picture, theme.colours, link.lit);
     }
-    if (layout.isShown("tree")) views.tree.update(picture, { theme, height });
+    views.header.update(picture, { phase, isTrouble, say, back });
+    views.banner.update(picture, { phase, isGone, isLive });
+    root.classList.toggle("lms-stale", phase === "dead");
     if (layout.isShown("tokens")) views.tokens.update(picture, { theme, history, changes });
     if (layout.isShown("requests")) views.requests.update(picture, { theme, changes, preempted });
-    if (layout.isShown("debugger")) views.debugger.update(picture, phase);
+    if (layout.isShown("debugger"))
+      views.debugger.update(picture, phase, isLive && phase === "live" && !back);
     const attention = colour === "attention" ? { top: picture.mass?.top ?? 0 } : null;
     views.legend.update(history.occurred, theme, layout.shown, attention);
     setText(time.sub, stepSummary(picture, history, cursor));

@@ -2,7 +2,7 @@
 /**
  * Where the engine stands, what it stands at, and the buttons that move it.
  */
-import { h, icon, listen, setAttribute, textNodes } from "./core/dom.js";
+import { h, icon, listen, setAttribute, setHidden, textNodes } from "./core/dom.js";
 import { count } from "./core/format.js";
 import { ICONS } from "./icons.js";
 import { createStructTree } from "./struct_tree.js";
@@ -62,21 +62,24 @@ export function createDebugger(root, actions) {
     /**
      * @param {Picture} picture
      * @param {string} phase
+     * @param {boolean} [isPassing]  the engine runs and the next picture is near
      */
-    update(picture, phase) {
+    update(picture, phase, isPassing = false) {
       const isPaused = actions.isPaused;
       const can = (/** @type {string} */ op) => actions.can(op);
-      pause.hidden = !can(isPaused ? "resume" : "pause");
+      setHidden(pause, !can(isPaused ? "resume" : "pause"));
       face(
         pause,
         isPaused ? ICONS.play : ICONS.pause,
         actions.isReplay ? (isPaused ? "Play" : "Pause") : isPaused ? "Resume" : "Pause",
         "[Space]",
       );
-      step.hidden = !can("step");
-      stepTo.hidden = kind.hidden = !can("step");
-      back.hidden = !can("back");
-      bar.hidden = [pause, step, back].every((one) => one.hidden);
+      for (const one of [step, stepTo, kind]) setHidden(one, !can("step"));
+      setHidden(back, !can("back"));
+      setHidden(
+        bar,
+        [pause, step, back].every((one) => one.hidden),
+      );
       for (const [k, one] of stations.entries()) one.update(k, picture, actions);
       const words = `Step ${count(picture.step)}${picture.boundary ? `, ${picture.boundary}` : ""}.`;
       const key = `${words} ${picture.where} ${phase}`;
@@ -85,10 +88,11 @@ export function createDebugger(root, actions) {
         where.replaceChildren(h("b", {}, words), " ", ...textNodes(picture.where));
       }
       breaks.update(picture, actions);
-      tree.update(picture.struct);
+      tree.update(picture.struct, isPassing);
     },
     destroy() {
       for (const cleanup of cleanups) cleanup();
+      tree.destroy();
       root.replaceChildren();
     },
   };
@@ -134,7 +138,7 @@ function createStation(name, cleanups, actions) {
       setAttribute(element, "data-state", at < 0 ? "ahead" : state);
       setAttribute(element, "aria-current", String(place === at));
       const stops = picture.breaks.some(([, kind, isOn]) => isOn && kind === place);
-      dot.hidden = !stops;
+      setHidden(dot, !stops);
       const title = [
         can.can("step") ? `on to the next ${name}` : name,
         stops ? "the engine stops here" : "",
@@ -172,8 +176,8 @@ function createBreaks(actions, cleanups) {
      * @param {Actions} can
      */
     update(picture, can) {
-      more.hidden = !can.can("break");
-      element.hidden = more.hidden && !picture.breaks.length;
+      setHidden(more, !can.can("break"));
+      setHidden(element, more.hidden && !picture.breaks.length);
       const key = JSON.stringify([picture.breaks, can.can("unbreak")]);
       if (key === drawn) return;
       drawn = key;

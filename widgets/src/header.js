@@ -2,7 +2,7 @@
 /**
  * The state of the run in one line: a pill, what it is, and the counts.
  */
-import { h, icon, listen, setText, textNodes } from "./core/dom.js";
+import { h, icon, listen, setHidden, setText, textNodes } from "./core/dom.js";
 import { count, decimal, percent } from "./core/format.js";
 import { ICONS } from "./icons.js";
 
@@ -91,7 +91,7 @@ export function createHeader(root, { title = "", onReturn = () => {} } = {}) {
       }
       for (const stat of shown) {
         const value = stat.read(picture, phase);
-        stat.element.hidden = value === null;
+        setHidden(stat.element, value === null);
         setText(stat.value, value ?? "");
         setText(stat.wordElement, stat.word(picture));
         stat.element.classList.toggle("lms-bad", Boolean(stat.isCostly && isTrouble));

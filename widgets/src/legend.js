@@ -6,7 +6,7 @@ import { percent } from "./attention.js";
 import { drawBlock, drawQueueNumber } from "./block_cells.js";
 import { mix } from "./core/colour.js";
 import { h } from "./core/dom.js";
-import { corner, hatch, outline, prepare, triangle } from "./core/draw.js";
+import { corner, freeze, hatch, outline, prepare, triangle } from "./core/draw.js";
 import { EMPTY, IN_USE, KEPT, NULL } from "./core/picture.js";
 
 /** @typedef {import("./core/theme.js").Theme} Theme */
@@ -111,7 +111,13 @@ function scale(top, theme) {
     "span",
     { class: "lms-group" },
     title,
-    h("span", { class: "lms-entry" }, "0", canvas, `${percent(top)} of the step (${quarter})`),
+    h(
+      "span",
+      { class: "lms-entry" },
+      "0",
+      freeze(canvas),
+      `${percent(top)} of the step (${quarter})`,
+    ),
   );
 }
 
@@ -125,7 +131,7 @@ function entry(words, sample, theme, ground) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const context = prepare(canvas, WIDTH, HEIGHT);
   if (context) sample(context, { x: 1, y: 1, w: WIDTH - 2, h: HEIGHT - 2 }, theme, ground);
-  return h("span", { class: "lms-entry" }, canvas, words);
+  return h("span", { class: "lms-entry" }, freeze(canvas), words);
 }
 
 /**

@@ -3,7 +3,7 @@
  * A line per request: why it runs or waits, how far it is, what it holds.
  */
 import { createChip, paintChip } from "./chip.js";
-import { h, icon, listen, setAttribute, setText, textNodes } from "./core/dom.js";
+import { h, icon, listen, setAttribute, setHidden, setText, textNodes } from "./core/dom.js";
 import { count, MISSING, plural } from "./core/format.js";
 import { ICONS } from "./icons.js";
 
@@ -62,8 +62,8 @@ export function createRequests(root, link, { isLive = false } = {}) {
       }
     }
     drawnLook = look;
-    table.hidden = picture.rows.size === 0;
-    empty.hidden = picture.rows.size > 0;
+    setHidden(table, picture.rows.size === 0);
+    setHidden(empty, picture.rows.size > 0);
     const more = picture.rows.size - MOST_LINES;
     setText(rest, more > 0 ? `and ${plural(more, "more request")}` : "");
   }
@@ -230,9 +230,9 @@ function createBar() {
       done.style.boxShadow = owner.edge === owner.hue ? "" : `0 1px ${owner.edge}`;
       cached.style.width = share(Math.min(row.cached, row.computed));
       cached.style.borderColor = owner.edge;
-      cached.hidden = !row.cached || !row.computed;
+      setHidden(cached, !row.cached || !row.computed);
       lost.style.width = share(row.lost);
-      lost.hidden = !isGivenUp;
+      setHidden(lost, !isGivenUp);
       tick.style.left = share(row.prompt);
       element.title = `${count(row.computed)} of ${count(row.prompt)} prompt and ${count(row.output)} output tokens computed`;
     },

@@ -10,6 +10,8 @@ import { h, textNodes } from "./core/dom.js";
 /** The key under which Python says how many entries it left out. */
 const CUT = "…";
 const PREVIEW = 96;
+/** While structs pass by, one is shown for so long: more often nobody can read them. */
+const PASSING_MS = 500;
 /** Fields that are open until somebody closes them. */
 const OPEN = ["SchedulerOutput.decisions"];
 
@@ -20,6 +22,11 @@ export function createStructTree() {
   const opened = new Map(OPEN.map((path) => [path, true]));
   /** @type {StructTree | null | undefined} */
   let drawn;
+  let drawnAt = Number.NEGATIVE_INFINITY;
+  /** What is shown when the time of the one before is over. @type {StructTree | null} */
+  let latest = null;
+  /** @type {ReturnType<typeof setTimeout> | null} */
+  let waiting = null;
 
   /**
    * @param {string} name
@@ -60,38 +67,55 @@ export function createStructTree() {
     return details;
   }
 
+  /** @param {StructTree | null} struct */
+  function draw(struct) {
+    if (waiting !== null) clearTimeout(waiting);
+    waiting = null;
+    if (struct === drawn) return;
+    drawn = struct;
+    drawnAt = Date.now();
+    if (!struct) {
+      element.replaceChildren(empty);
+      return;
+    }
+    const { kind, fields, changed } = struct;
+    const isFocused = element.contains(document.activeElement);
+    const place = isFocused
+      ? [...element.querySelectorAll("summary")].indexOf(
+          /** @type {any} */ (document.activeElement),
+        )
+      : -1;
+    const title = h("div", { class: "lms-kind" }, h("b", {}, kind));
+    if (changed.length) {
+      title.append(
+        " ",
+        h("span", { class: "lms-changed", "aria-hidden": "true" }, "●"),
+        h("span", { class: "lms-soft" }, " differs from the one before"),
+      );
+    }
+    element.replaceChildren(
+      title,
+      ...fields.map(([name, value]) =>
+        node(name, value, `${kind}.${name}`, changed.includes(name)),
+      ),
+    );
+    element.querySelectorAll("summary")[place]?.focus();
+  }
+
   return {
     element,
-    /** @param {StructTree | null} struct */
-    update(struct) {
-      if (struct === drawn) return;
-      drawn = struct;
-      if (!struct) {
-        element.replaceChildren(empty);
-        return;
-      }
-      const { kind, fields, changed } = struct;
-      const isFocused = element.contains(document.activeElement);
-      const place = isFocused
-        ? [...element.querySelectorAll("summary")].indexOf(
-            /** @type {any} */ (document.activeElement),
-          )
-        : -1;
-      const title = h("div", { class: "lms-kind" }, h("b", {}, kind));
-      if (changed.length) {
-        title.append(
-          " ",
-          h("span", { class: "lms-changed", "aria-hidden": "true" }, "●"),
-          h("span", { class: "lms-soft" }, " differs from the one before"),
-        );
-      }
-      element.replaceChildren(
-        title,
-        ...fields.map(([name, value]) =>
-          node(name, value, `${kind}.${name}`, changed.includes(name)),
-        ),
-      );
-      element.querySelectorAll("summary")[place]?.focus();
+    /**
+     * @param {StructTree | null} struct
+     * @param {boolean} [isPassing]  another one may come at once
+     */
+    update(struct, isPassing = false) {
+      latest = struct;
+      const wait = drawnAt + PASSING_MS - Date.now();
+      if (!isPassing || wait <= 0 || wait > PASSING_MS) draw(struct);
+      else waiting ??= setTimeout(() => draw(latest), wait);
+    },
+    destroy() {
+      if (waiting !== null) clearTimeout(waiting);
     },
   };
 }

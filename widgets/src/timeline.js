@@ -2,17 +2,20 @@
 /**
  * Time as a picture: what each step did, and the cursor that says which step the views show.
  */
-import { h, listen, setAttribute } from "./core/dom.js";
+import { h, listen, setAttribute, setHidden } from "./core/dom.js";
 import { font, prepare } from "./core/draw.js";
 import { count } from "./core/format.js";
-import { drawColumns, drawGround, drawOver, redrawFrom } from "./timeline_draw.js";
-import { entryAt, gutterLabels, laneAt, planTimeline } from "./timeline_layout.js";
+import { drawAxis, drawColumns, drawGround, redrawFrom } from "./timeline_draw.js";
+import { cursorBox, entryAt, gutterLabels, laneAt, planTimeline } from "./timeline_layout.js";
 
 /** @typedef {import("./core/picture.js").Picture} Picture */
 /** @typedef {import("./core/history.js").History} History */
 /** @typedef {import("./core/link.js").Link} Link */
 /** @typedef {import("./core/theme.js").Theme} Theme */
 /** @typedef {import("./timeline_layout.js").Plan} Plan */
+
+/** Of 255, as hexadecimal: how much of the ink lies over the step at the cursor. */
+const VEIL = "0d";
 
 /**
  * @param {HTMLElement} root  an empty element
@@ -22,8 +25,11 @@ import { entryAt, gutterLabels, laneAt, planTimeline } from "./timeline_layout.j
  */
 export function createTimeline(root, link, { onSeek, context: given } = {}) {
   const base = h("canvas", { class: "lms-time", role: "img", "aria-label": "steps" });
-  const over = h("canvas", { class: "lms-time-cursor", "aria-hidden": "true" });
-  const stack = h("div", { class: "lms-stack" }, base, over);
+  // What changes with every step has a small canvas of its own, and the cursor none: the browser
+  // copies a canvas as a whole.
+  const axis = h("canvas", { class: "lms-time-axis", "aria-hidden": "true" });
+  const frame = h("i", { class: "lms-time-cursor", "aria-hidden": "true" });
+  const stack = h("div", { class: "lms-stack" }, base, axis, frame);
   root.append(stack);
   /** @type {(() => void)[]} */
   const cleanups = [];
@@ -33,6 +39,8 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
   let history = null;
   /** @type {CanvasRenderingContext2D | null} */
   let ground = null;
+  /** @type {CanvasRenderingContext2D | null} */
+  let axisGround = null;
   let drawnKey = "";
   let drawnCursor = "";
   /** The entries as they were drawn. @type {import("./core/history.js").Entry[]} */
@@ -62,7 +70,12 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
     ].join();
     const isSame = key === drawnKey && drawn.length <= history.length;
     const from = isSame ? firstChanged(history.entries) : 0;
-    if (!isSame) ground = given ?? prepare(base, width, plan.height);
+    if (!isSame) {
+      ground = given ?? prepare(base, width, plan.height);
+      axisGround = given ?? prepare(axis, width, plan.axis);
+      stack.style.height = `${plan.height}px`;
+      stack.style.setProperty("--lms-veil", `${colours.ink}${VEIL}`);
+    }
     if (ground && from < history.length) {
       const scene = { context: ground, plan, theme, history, budget, numBlocks, lit: link.lit };
       // A column that has been drawn cannot be added to: it is cleared first.
@@ -111,12 +124,17 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
     const key = `${cursor} ${entry?.step} ${drawnKey}`;
     if (key === drawnCursor) return;
     drawnCursor = key;
-    const context = prepare(over, plan.width, plan.height);
-    if (context)
-      drawOver(
-        { context, plan, theme, history },
-        entry ? { entry: cursor, step: entry.step } : null,
+    const box = entry ? cursorBox(plan, cursor) : null;
+    if (axisGround)
+      drawAxis(
+        { context: axisGround, plan, theme, history },
+        box && entry ? { ...box, step: entry.step } : null,
       );
+    setHidden(frame, box === null);
+    if (!box) return;
+    frame.style.left = `${box.from}px`;
+    frame.style.width = `${box.to - box.from}px`;
+    frame.style.top = `${plan.axis - 2}px`;
   }
 
   /** @param {PointerEvent} event */
@@ -132,8 +150,8 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
     if (entry !== null) onSeek?.(entry);
   }
 
-  if (onSeek) over.classList.add("lms-seek");
-  listen(cleanups, over, "pointerdown", (/** @type {PointerEvent} */ event) => {
+  if (onSeek) stack.classList.add("lms-seek");
+  listen(cleanups, stack, "pointerdown", (/** @type {PointerEvent} */ event) => {
     if (!plan || event.button !== 0) return;
     const { x, y } = pointOf(event);
     const lane = laneAt(plan, y);
@@ -142,20 +160,20 @@ export function createTimeline(root, link, { onSeek, context: given } = {}) {
       return;
     }
     isDragging = true;
-    over.setPointerCapture?.(event.pointerId);
+    stack.setPointerCapture?.(event.pointerId);
     seek(event);
   });
-  listen(cleanups, over, "pointermove", (event) => {
+  listen(cleanups, stack, "pointermove", (event) => {
     if (isDragging) seek(event);
     else if (plan) link.hover(laneAt(plan, pointOf(event).y)?.id ?? null);
   });
-  listen(cleanups, over, "pointerup", () => {
+  listen(cleanups, stack, "pointerup", () => {
     isDragging = false;
   });
-  listen(cleanups, over, "pointercancel", () => {
+  listen(cleanups, stack, "pointercancel", () => {
     isDragging = false;
   });
-  listen(cleanups, over, "pointerleave", () => link.hover(null));
+  listen(cleanups, stack, "pointerleave", () => link.hover(null));
 
   return {
     update,

@@ -112,26 +112,20 @@ export function redrawFrom(scene, column) {
 }
 
 /**
- * What changes with every step: the numbers on the axis and the cursor, a frame round its step.
+ * The numbers of steps, and that of the cursor in a box.
  * @param {Pick<Scene, "context" | "plan" | "theme" | "history">} scene
- * @param {{entry: number, step: number} | null} cursor
+ * @param {{from: number, to: number, step: number} | null} cursor  from which to which x it stands
  */
-export function drawOver(scene, cursor) {
+export function drawAxis(scene, cursor) {
   const { context, plan, theme } = scene;
   const { colours } = theme;
-  const column = cursor ? Math.floor(cursor.entry / plan.perColumn) : 0;
-  const from = xOf(plan, column);
-  const to = Math.max(from + 2, xOf(plan, column + 1));
-  drawAxis(scene, cursor ? (from + to) / 2 : null);
-  if (!cursor) return;
-  context.globalAlpha = 0.05;
-  context.fillStyle = colours.ink;
-  context.fillRect(from, plan.axis, to - from, plan.height - plan.axis);
-  context.globalAlpha = 1;
-  context.fillRect(from, plan.axis - 2, 1, plan.height - plan.axis + 2);
-  context.fillRect(to - 1, plan.axis - 2, 1, plan.height - plan.axis + 2);
+  context.clearRect(0, 0, plan.width, plan.axis);
+  if (!cursor) return drawNumbers(scene, null);
+  const { from, to, step } = cursor;
+  drawNumbers(scene, (from + to) / 2);
   context.font = font(theme, 11, 700);
-  const text = count(cursor.step);
+  context.fillStyle = colours.ink;
+  const text = count(step);
   const width = Math.max(to - from, context.measureText(text).width + 10);
   const middle = Math.max(width / 2, Math.min(plan.width - width / 2, (from + to) / 2));
   context.beginPath();
@@ -139,14 +133,13 @@ export function drawOver(scene, cursor) {
   context.fill();
   context.textAlign = "center";
   label(context, theme, text, middle, plan.axis / 2, colours.background, 11, 700);
-  context.textAlign = "left";
 }
 
 /**
  * @param {Pick<Scene, "context" | "plan" | "theme" | "history">} scene
  * @param {number | null} cursor  x where the number of the cursor stands
  */
-function drawAxis({ context, plan, theme, history }, cursor) {
+function drawNumbers({ context, plan, theme, history }, cursor) {
   const spacing = (34 * theme.textSize) / 12;
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
   const stepsIn = stepsPerColumn(history, plan);

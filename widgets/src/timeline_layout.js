@@ -97,6 +97,17 @@ export function xOf(plan, column) {
 }
 
 /**
+ * From which to which x the cursor stands, at least 2 px.
+ * @param {Plan} plan
+ * @param {number} entry
+ */
+export function cursorBox(plan, entry) {
+  const column = Math.floor(entry / plan.perColumn);
+  const from = xOf(plan, column);
+  return { from, to: Math.max(from + 2, xOf(plan, column + 1)) };
+}
+
+/**
  * The entry under x, held within those there are; null left of the first.
  * @param {Plan} plan
  * @param {number} x

@@ -3,7 +3,7 @@
  * The text of one request in the token stream: the end of its prompt, then token by token.
  */
 import { createChip, paintChip } from "./chip.js";
-import { h, icon, listen, textNodes } from "./core/dom.js";
+import { h, icon, listen, setAttribute, setHidden, textNodes } from "./core/dom.js";
 import { plural } from "./core/format.js";
 import { ICONS } from "./icons.js";
 import { levelOf } from "./token_levels.js";
@@ -18,6 +18,8 @@ import { levelOf } from "./token_levels.js";
 /** Tokens shown of a request, and of the one that is chosen. */
 const MOST_TOKENS = 96;
 const MOST_CHOSEN = 512;
+/** More than that are let stand before the oldest become text, which moves all that follows. */
+const SLACK = 32;
 /** Characters that a frame carries of a prompt: one that long was cut. */
 const PROMPT_TAIL = 120;
 /** Characters of text from before the view began. */
@@ -76,6 +78,19 @@ export function createLine(id, link) {
     tokens = next;
   }
 
+  /**
+   * The last tokens of a row: those that are drawn and what has come since, at least `most`.
+   * @param {Row} row
+   * @param {number} most
+   */
+  function lastTokens(row, most) {
+    const { length } = row.tokens;
+    const from = tokens.length ? row.tokens.lastIndexOf(tokens[0]) : -1;
+    const count = length - from;
+    const mayStay = from >= 0 && count >= Math.min(most, length) && count <= most + SLACK;
+    return mayStay ? row.tokens.slice(from) : row.tokens.slice(-most);
+  }
+
   return {
     ...{ id, element, chip },
     get length() {
@@ -114,11 +129,11 @@ export function createLine(id, link) {
         prompt.replaceChildren(...textNodes(promptText));
         shownPrompt = promptText;
       }
-      const next = row.tokens.slice(-(link.selected === id ? MOST_CHOSEN : MOST_TOKENS));
+      const next = lastTokens(row, link.selected === id ? MOST_CHOSEN : MOST_TOKENS);
       const length = next.reduce((sum, token) => sum + token.text.length, 0);
       const before = row.text.slice(0, Math.max(0, row.text.length - length));
       const earlierText = before.length > EARLIER ? `…${before.slice(-EARLIER)}` : before;
-      prompt.hidden = before.length > EARLIER;
+      setHidden(prompt, before.length > EARLIER);
       if (earlierText !== shownEarlier) {
         earlier.replaceChildren(...textNodes(earlierText));
         shownEarlier = earlierText;
@@ -132,7 +147,7 @@ export function createLine(id, link) {
         looks[k] = look;
         spans[k].className =
           `lms-token${isNow ? " lms-now" : ""}${marked === base + k ? " lms-pointed" : ""}`;
-        spans[k].dataset.level = String(level);
+        setAttribute(spans[k], "data-level", String(level));
       }
       const mark = row.state === "running" ? "caret" : row.state === "finished" ? "" : "cut";
       if (end.dataset.mark !== mark) {

@@ -3,7 +3,7 @@
  * Text as it arrives, token by token: the darker the ground, the more surprising the token was,
  * or the longer it took.
  */
-import { h, listen, setAttribute, setText, textNodes } from "./core/dom.js";
+import { h, listen, setAttribute, setHidden, setText, textNodes } from "./core/dom.js";
 import { count, decimal, plural } from "./core/format.js";
 import { order } from "./requests.js";
 import { LEVELS, latencyEdges } from "./token_levels.js";
@@ -69,8 +69,8 @@ export function createTokens(root, corner, link, { redraw = () => {}, onSeek } =
     ].join();
     const isNew = look !== drawnLook || changes.all || changes.list;
     drawnLook = look;
-    empty.hidden = rows.length > 0;
-    list.hidden = rows.length === 0;
+    setHidden(empty, rows.length > 0);
+    setHidden(list, rows.length === 0);
     scale.update(mode, edges);
     if (!isNew && !changes.rows.size && !changes.all) return showLine();
     place(rows);

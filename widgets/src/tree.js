@@ -3,7 +3,7 @@
  * The prefix tree: shared beginnings once, with everybody who reads them.
  */
 import { createChip, paintChip } from "./chip.js";
-import { h, listen, textNodes } from "./core/dom.js";
+import { h, listen, setHidden, textNodes } from "./core/dom.js";
 import { count, plural } from "./core/format.js";
 import { placeTree, scaleMarks } from "./tree_layout.js";
 import { runWords } from "./tree_words.js";
@@ -19,6 +19,8 @@ const MOST_ROW = 34;
 const LINE = 13;
 const NAME_ROOM = 108;
 const AXIS = 20;
+/** Of 255, as hexadecimal: how much of the soft ink a tick has. */
+const TICK = "8c";
 /** Ticks closer than this are noise, px. */
 const LEAST_TICK = 6;
 /** Characters of a text; Python cuts a longer one. */
@@ -87,8 +89,8 @@ export function createTree(root, link) {
     const { tree, info } = shown;
     const plan = placeTree(tree);
     placed = plan.placed;
-    empty.hidden = plan.rows > 0;
-    frame.hidden = plan.rows === 0;
+    setHidden(empty, plan.rows > 0);
+    setHidden(frame, plan.rows === 0);
     const scale = theme.textSize / 12;
     const most = Math.floor((height - AXIS * scale) / Math.max(1, plan.rows));
     const row = Math.round(Math.max(LEAST_ROW * scale, Math.min(MOST_ROW * scale, most)));
@@ -96,6 +98,7 @@ export function createTree(root, link) {
     const unit = room / Math.max(1, plan.blocks);
     const lines = Math.max(1, Math.floor((row - 3) / (LINE * scale)));
     stage.style.height = `${plan.rows * row + AXIS * scale}px`;
+    stage.style.setProperty("--lms-tick", `${theme.colours.soft}${TICK}`);
     frame.style.maxHeight = `${height}px`;
     const known = new Set(placed.map(({ node }) => node.id));
     for (const [id, element] of runs) {
@@ -201,7 +204,8 @@ export function createTree(root, link) {
     const name = h("span", { class: "lms-tree-name" }, chip, words);
     const at = place.bands.find(([reader]) => reader === id)?.[1] ?? place.row;
     name.style.left = `${x + 5}px`;
-    name.style.top = `${at * row + Math.round((row - 2) / 2)}px`;
+    name.style.top = `${at * row}px`;
+    name.style.height = `${row - 2}px`;
     name.classList.toggle("lms-dim", link.lit !== null && link.lit !== id);
     return name;
   }
@@ -212,7 +216,7 @@ export function createTree(root, link) {
    */
   function drawWaiting(shown, theme) {
     const size = shown.info?.block_size ?? 1;
-    waiting.hidden = shown.tree.waiting.length === 0;
+    setHidden(waiting, shown.tree.waiting.length === 0);
     waiting.replaceChildren(
       h("span", { class: "lms-soft" }, "waiting"),
       ...shown.tree.waiting.map(([id, node, blocks]) => {

@@ -161,8 +161,48 @@ test("a view that comes again has the whole timeline at once", () => {
   page.key(again.querySelector(".lms"), "T");
   page.tick();
   assert.equal(again.querySelector(".lms-p-time .lms-table tbody").children.length, 10);
+  mock.timers.tick(500);
   assert.deepEqual(model.sent.at(-1), { k: "ack", seq: 9, hidden: false, epoch: 1 });
   endAgain();
+  cleanup();
+});
+
+test("of frames that follow one another every second one is acknowledged, at once", () => {
+  const { model, cleanup } = open();
+  const said = () => model.sent.filter((one) => one.k === "ack").map((one) => one.seq);
+  const draw = (frame) => {
+    model.frame(frame);
+    page.tick();
+  };
+  draw(FIRST);
+  assert.deepEqual(said(), [0], "a full frame does not wait");
+  for (let seq = 1; seq <= 5; seq++) draw(delta([], { seq }));
+  assert.deepEqual(said(), [0, 2, 4]);
+  draw({ ...FIRST, seq: 6 });
+  draw({ ...FIRST, seq: 7 });
+  draw({ ...FIRST, epoch: 2, seq: 0 });
+  assert.deepEqual(said(), [0, 2, 4, 6, 7, 0]);
+  mock.timers.tick(5000);
+  assert.deepEqual(said().length, 6, "nothing is left to say");
+  cleanup();
+});
+
+test("a frame that no other one follows is acknowledged half a second later", () => {
+  const { model, cleanup } = open();
+  const said = () => model.sent.filter((one) => one.k === "ack").map((one) => one.seq);
+  model.frame(FIRST);
+  page.tick();
+  model.frame(delta([], { seq: 1 }));
+  page.tick();
+  // What has come and is on no screen yet is not said to be.
+  model.frame(delta([], { seq: 2 }));
+  mock.timers.tick(499);
+  assert.deepEqual(said(), [0]);
+  mock.timers.tick(1);
+  assert.deepEqual(said(), [0, 1]);
+  page.tick();
+  mock.timers.tick(500);
+  assert.deepEqual(said(), [0, 1, 2]);
   cleanup();
 });
 

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { afterEach, beforeEach, test } from "node:test";
+import { afterEach, beforeEach, mock, test } from "node:test";
 import { NOTHING } from "../src/actions.js";
 import { breakWords, createDebugger, KINDS } from "../src/debugger.js";
 import { createStructTree, preview } from "../src/struct_tree.js";
@@ -61,6 +61,35 @@ test("five stations: passed, here, to come; a dot where the engine will stop", (
     all(".lms-break-dot").map((dot) => dot.hidden),
     [true, false, true, true, true],
   );
+});
+
+test("of structs that pass by one is shown for half a second, then the latest", () => {
+  mock.timers.enable({ apis: ["setTimeout", "Date"], now: 1_000_000 });
+  const tree = createStructTree();
+  const shown = () => tree.element.querySelector(".lms-kind b")?.textContent;
+  const pass = (kind, isPassing = true) => tree.update({ ...STRUCT, kind }, isPassing);
+  pass("A");
+  assert.equal(shown(), "A");
+  pass("B");
+  mock.timers.tick(400);
+  pass("C");
+  assert.equal(shown(), "A");
+  mock.timers.tick(99);
+  assert.equal(shown(), "A");
+  mock.timers.tick(1);
+  assert.equal(shown(), "C");
+  pass("D");
+  pass("E", false);
+  assert.equal(shown(), "E", "an engine that stands is shown at once");
+  mock.timers.tick(1000);
+  assert.equal(shown(), "E");
+  pass("F");
+  assert.equal(shown(), "F");
+  pass("G");
+  tree.destroy();
+  mock.timers.tick(1000);
+  assert.equal(shown(), "F");
+  mock.timers.reset();
 });
 
 test("it says in words where the engine stands", () => {

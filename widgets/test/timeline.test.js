@@ -139,6 +139,23 @@ test("a step that is told again is drawn again, and what stands before it is lef
   assert.equal(context.calls.length, 0);
 });
 
+test("the cursor stands over the column of its step, and is hidden where there is none", () => {
+  const { history, picture } = runOf(20);
+  const root = page.document.createElement("div");
+  page.document.body.append(root);
+  const timeline = createTimeline(root, createLink());
+  const look = { theme: THEME, history, isNarrow: false, isLive: true };
+  timeline.update(picture, { ...look, cursor: 7 });
+  const cursor = root.querySelector(".lms-time-cursor");
+  const { plan: made } = timeline;
+  assert.equal(cursor.style.left, `${xOf(made, 7)}px`);
+  assert.equal(cursor.style.width, `${xOf(made, 8) - xOf(made, 7)}px`);
+  assert.equal(root.querySelector(".lms-stack").style.height, `${made.height}px`);
+  assert.equal(cursor.hidden, false);
+  timeline.update(picture, { ...look, cursor: -1 });
+  assert.equal(cursor.hidden, true);
+});
+
 test("dragging seeks, a name in the margin is kept lit", () => {
   const { history, picture } = runOf(20);
   const root = page.document.createElement("div");
@@ -147,7 +164,7 @@ test("dragging seeks, a name in the margin is kept lit", () => {
   const sought = [];
   const timeline = createTimeline(root, link, { onSeek: (entry) => sought.push(entry) });
   timeline.update(picture, { theme: THEME, history, cursor: 0, isNarrow: false, isLive: false });
-  const over = root.querySelector(".lms-time-cursor");
+  const over = root.querySelector(".lms-stack");
   const { plan: made } = timeline;
   const x = (k) => (xOf(made, k) + xOf(made, k + 1)) / 2;
   page.point(over, "pointerdown", x(4), 40);

@@ -168,6 +168,27 @@ test("of a long text the last 96 tokens are drawn, of the chosen request 512", (
   );
 });
 
+test("tokens of a long text become plain text some at a time, so that the rest need not move", () => {
+  const picture = pictureOf(full([NULL_BLOCK], { rows: [row("a", { text: "" })] }));
+  const { tokens, draw, root } = viewOf(picture);
+  const counts = [];
+  for (let k = 1; k <= 162; k++) {
+    const tokensOfStep = [[1, k, 1]];
+    const frame = delta([], {
+      seq: k,
+      step: k,
+      rows: [{ id: "a", add: "x", tokens: tokensOfStep }],
+    });
+    picture.apply(frame, columns(frame));
+    draw();
+    counts.push(tokens().length);
+  }
+  assert.deepEqual(counts.slice(94, 98), [95, 96, 97, 98]);
+  assert.deepEqual(counts.slice(126, 130), [127, 128, 96, 97]);
+  assert.deepEqual(counts.slice(160), [128, 96]);
+  assert.equal(root.querySelector(".lms-earlier").textContent, "x".repeat(162 - 96));
+});
+
 test("pointing at a token tells its step, batch, time and what could have stood there", () => {
   const others = [
     ["two", 0.325],

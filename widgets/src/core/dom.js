@@ -60,6 +60,15 @@ export function setAttribute(element, name, value) {
 }
 
 /**
+ * Hides or shows, and writes nothing where that is so already: a frame would restyle the element.
+ * @param {HTMLElement} element
+ * @param {boolean} is
+ */
+export function setHidden(element, is) {
+  if (element.hidden !== is) element.hidden = is;
+}
+
+/**
  * @param {string} path in a square of 16
  * @param {string} [className]
  */

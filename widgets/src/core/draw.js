@@ -3,6 +3,8 @@
  * Marks and letters on a 2D context, shared by the pictures.
  */
 
+import { h } from "./dom.js";
+
 /** @typedef {import("./theme.js").Theme} Theme */
 /** @typedef {import("./palette.js").Owner} Owner */
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
@@ -26,6 +28,31 @@ export function prepare(canvas, width, height) {
   context.textBaseline = "middle";
   context.textAlign = "left";
   return context;
+}
+
+/** Whether a canvas tells what is drawn on it; some browsers keep that to themselves. */
+function tellsPixels() {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  if (!context) return false;
+  context.fillStyle = "#123456";
+  context.fillRect(0, 0, 1, 1);
+  return String([...context.getImageData(0, 0, 1, 1).data]) === "18,52,86,255";
+}
+
+/**
+ * A drawn canvas as an image, where that can be had. A browser keeps a layer for each canvas and
+ * joins them all at every frame, whether they have changed or not.
+ * @param {HTMLCanvasElement} canvas
+ * @returns {HTMLElement}
+ */
+export function freeze(canvas) {
+  if (!tellsPixels()) return canvas;
+  const image = h("img", { alt: "", "aria-hidden": "true", decoding: "sync" });
+  image.style.width = canvas.style.width;
+  image.style.height = canvas.style.height;
+  image.addEventListener("error", () => image.replaceWith(canvas), { once: true });
+  image.src = canvas.toDataURL();
+  return image;
 }
 
 /**

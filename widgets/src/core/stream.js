@@ -22,6 +22,9 @@ import { Reel } from "./reel.js";
  */
 
 const ASK_AGAIN_MS = 1000;
+/** Frames that Python sends ahead of an acknowledgement. */
+const MOST_UNACKNOWLEDGED = 2;
+const ACKNOWLEDGE_AFTER_MS = 500;
 const MOST_ERRORS = 20;
 
 export class Stream {
@@ -45,8 +48,12 @@ export class Stream {
     this.unpacking = /** @type {Promise<void> | null} */ (null);
     this.isWaitingForFull = false;
     this.askedAt = Number.NEGATIVE_INFINITY;
-    /** What was said last, so that it is not said again. */
-    this.acknowledged = "";
+    /** Number of the last full frame. */
+    this.fullSeq = -1;
+    /** What is on a screen, and what of it was said. */
+    this.drawn = { seq: -1, hidden: false, epoch: -1 };
+    this.acknowledged = this.drawn;
+    this.acknowledging = /** @type {ReturnType<typeof setTimeout> | null} */ (null);
   }
 
   /**
@@ -56,7 +63,10 @@ export class Stream {
   add(viewer) {
     this.viewers.add(viewer);
     this.send({ k: "ready" });
-    return () => this.viewers.delete(viewer);
+    return () => {
+      this.viewers.delete(viewer);
+      if (!this.viewers.size) this.#stopAcknowledging();
+    };
   }
 
   /** @param {unknown} message */
@@ -116,14 +126,32 @@ export class Stream {
     for (const viewer of this.viewers) viewer.fail(words);
   }
 
-  /** Says that the picture is on a screen, or would be if a view were visible. */
+  /**
+   * Says that the picture is on a screen, or would be if a view were visible. A kernel tells that
+   * it is busy and idle again for each message, and a notebook draws itself anew for both. So the
+   * frames that Python sends ahead are acknowledged together.
+   */
   acknowledge() {
     const { seq, epoch } = this.picture;
     const hidden = [...this.viewers].every((viewer) => viewer.isHidden());
-    const said = `${epoch} ${seq} ${hidden}`;
-    if (seq < 0 || said === this.acknowledged) return;
-    this.acknowledged = said;
-    this.send({ k: "ack", seq, hidden, epoch });
+    const last = this.acknowledged;
+    const isNews = hidden !== last.hidden || epoch !== last.epoch;
+    if (seq < 0 || (!isNews && seq === last.seq)) return;
+    this.drawn = { seq, hidden, epoch };
+    const isFull = this.fullSeq > last.seq;
+    if (isNews || hidden || isFull || seq - last.seq >= MOST_UNACKNOWLEDGED) this.#sayDrawn();
+    else this.acknowledging ??= setTimeout(() => this.#sayDrawn(), ACKNOWLEDGE_AFTER_MS);
+  }
+
+  #sayDrawn() {
+    this.#stopAcknowledging();
+    this.acknowledged = this.drawn;
+    this.send({ k: "ack", ...this.drawn });
+  }
+
+  #stopAcknowledging() {
+    if (this.acknowledging !== null) clearTimeout(this.acknowledging);
+    this.acknowledging = null;
   }
 
   /**
@@ -139,6 +167,7 @@ export class Stream {
     }
     if (result !== "applied") return;
     if (frame.k === "full") {
+      this.fullSeq = frame.seq;
       this.isWaitingForFull = false;
       this.askedAt = Number.NEGATIVE_INFINITY;
     }
