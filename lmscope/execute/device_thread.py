@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class DeviceThread:
-    """Runs functions in order on a thread of its own.
+    """Runs functions in order on a thread of its own, which begins with the first of them.
+
+    Called from one thread. Nobody needs to close one that was never given anything.
 
     name      of the thread
     prepare   called first on it, for settings that are per thread
@@ -35,7 +37,7 @@ class DeviceThread:
         self._is_closed = False
         # A daemon, and no pool of concurrent.futures, which the interpreter waits for at its end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._is_started = False
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Run `function()` after all that was given before; the future has its result or error."""
@@ -55,6 +57,9 @@ class DeviceThread:
                     return
             future.set_exception(self._error)
 
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
         self._calls.put(run)
         return future
 
@@ -62,7 +67,8 @@ class DeviceThread:
         """End the thread after the function that runs; what waits behind it is cancelled."""
         self._is_closed = True
         self._calls.put(None)
-        self._thread.join()
+        if self._is_started:
+            self._thread.join()
 
     def _run(self) -> None:
         try:

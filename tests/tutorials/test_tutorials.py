@@ -156,7 +156,8 @@ def test_every_view_leaves_a_picture_and_words(executed):
         assert "data:image/png;base64," in data["text/html"]
         assert data["text/plain"].startswith("lmscope ")
         # The picture of the end of the run, not the one that was there when the view appeared.
-        assert "finished at step" in data["text/plain"]
+        assert "0 running, 0 waiting" in data["text/plain"]
+        assert not data["text/plain"].startswith("lmscope  step 0 ")
 
 
 @pytest.mark.slow

@@ -63,3 +63,9 @@ def test_close_lets_the_one_that_runs_end_and_cancels_the_rest():
     assert first.result(DEADLINE_S) is True
     with pytest.raises(CancelledError):
         second.result(DEADLINE_S)
+
+
+def test_without_a_function_there_is_no_thread():
+    device = DeviceThread("never-used")
+    assert "never-used" not in [thread.name for thread in threading.enumerate()]
+    device.close()
