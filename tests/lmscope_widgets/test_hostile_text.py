@@ -92,9 +92,13 @@ def check(page: Any, errors: list[str]) -> None:
     assert "<script>steal()</script>" in text
     assert "<U+202E>" in text
     assert "\u202e" not in page.locator(".lms").text_content()
-    # Those of the legend are our own.
-    foreign = page.locator(".lms script, .lms style, .lms img:not(.lms-entry > img)")
-    assert foreign.count() == 0
+    assert page.locator(".lms script, .lms style, .lms img:not(.lms-entry > img)").count() == 0
+    # Those of the legend are our own: drawn here, without words.
+    own = page.locator(".lms .lms-entry > img").evaluate_all(
+        "images => images.map((i) => [i.src.slice(0, 22), i.alt, i.getAttribute('onerror')])"
+    )
+    assert own
+    assert all(image == ["data:image/png;base64,", "", None] for image in own)
     assert page.locator(".lms").is_visible()
     assert page.evaluate("() => window.stolen") is None
     assert errors == []
