@@ -496,7 +496,10 @@ class EngineInfo(
 ):
     """The settings of the engine that emits the stream, as a reader needs them.
 
-    num_blocks counts block 0, the null block, which is never handed out.
+    num_blocks          counts block 0, the null block, which is never handed out
+    device              "cpu" or "cuda"; "" where no model runs, or a source does not tell
+    attention_backend   "torch" or "triton"; "" as above
+    async_scheduling    each step is scheduled while the one before runs, so structs overlap
     """
 
     model: str
@@ -513,6 +516,9 @@ class EngineInfo(
     enable_chunked_prefill: bool = True
     # most tokens of one request in one step; 0: no such limit
     long_prefill_token_threshold: int = 0
+    device: str = ""
+    attention_backend: str = ""
+    async_scheduling: bool = False
 
 
 class BlockSnapshot(

@@ -295,6 +295,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             kv_cache += f", {mib:.1f} MiB = {self.num_kv_blocks} x {self.kv_formula}"
         caching = "on" if self.enable_prefix_caching else "off"
         chunks = "on" if self.enable_chunked_prefill else "off"
+        overlap = "on" if self.async_scheduling else "off"
+        has_model = self.execute == "model"
         return "\n".join(
             (
                 f"LLM {self.model}  ({self.execute}, {self.device}, {self.dtype or 'no weights'}, "
@@ -304,7 +306,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"requests and {self.max_num_batched_tokens} tokens a step",
                 f"  scheduler  {self.scheduling_policy}, prefix caching {caching}, "
                 f"chunked prefill {chunks}, long prefill threshold "
-                f"{self.long_prefill_token_threshold or 'off'}",
+                f"{self.long_prefill_token_threshold or 'off'}, async scheduling {overlap}",
+                *([f"  attention  {self.attention_backend} back end"] if has_model else ()),
             )
         )
 

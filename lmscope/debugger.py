@@ -51,18 +51,7 @@ class Debugger:
 
     def __repr__(self) -> str:
         name = self.source.tap.info.model
-        at = self._gate.at
-        if at is not None:
-            state = f"stands at {type(at).__name__} of step {at.step}"
-            for step in self._gate.in_flight:
-                state += f", step {step} in flight"
-        elif self._gate.has_ended:
-            state = "ended"
-        elif self._gate.is_closed:
-            state = "paused before the next struct"
-        else:
-            state = "running"
-        return f"<Debugger of {name}: {state}, {len(self.breakpoints)} breakpoints>"
+        return f"<Debugger of {name}: {self._gate.state}, {len(self.breakpoints)} breakpoints>"
 
     @property
     def at(self) -> Boundary | None:

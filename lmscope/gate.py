@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from lmscope.bell import Bell
-from lmscope.boundary import BOUNDARIES, Boundary
+from lmscope.boundary import BOUNDARIES, Boundary, ModelRunnerOutput
 from lmscope.errors import GateClosedError, NothingToRun
 from lmscope.tap import Tap
 
@@ -142,7 +142,21 @@ class Gate:
         self._watchers: tuple[Callable[[], None], ...] = ()
         tap.set_gate(self.arrive)
 
+    def __repr__(self) -> str:
+        return f"<Gate: {self.state}, {len(self._breakpoints)} breakpoints>"
+
     # -- for the user ----------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """Where the engine stands and what is in flight, or that it runs, in a few words."""
+        at, in_flight = self._at, self.in_flight
+        if at is not None:
+            words = [f"stands at {type(at).__name__} of step {at.step}"]
+            return ", ".join(words + [f"step {step} in flight" for step in in_flight])
+        if self.has_ended:
+            return "ended"
+        return "paused before the next struct" if self._is_closed else "running"
 
     @property
     def is_closed(self) -> bool:
@@ -157,10 +171,13 @@ class Gate:
     def in_flight(self) -> tuple[int, ...]:
         """Steps that the device has run, and whose tokens the engine takes in when it goes on.
 
-        The step of `at` itself is not among them; without async scheduling there are none.
+        The step whose tokens `at` brings is not among them; without async scheduling there are
+        none.
         """
         at = self._at
-        return () if at is None else tuple(step for step in self._in_flight if step != at.step)
+        # A request that enters carries the last step that was begun, which may well be on its way.
+        brought = at.step if isinstance(at, ModelRunnerOutput) else None
+        return () if at is None else tuple(step for step in self._in_flight if step != brought)
 
     @property
     def has_ended(self) -> bool:

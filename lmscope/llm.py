@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import msgspec
+
 from lmscope.attention_measure import AttentionMeasure
 from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot, RequestOutput
 from lmscope.config import EngineConfig, EngineOptions, ModelFacts, num_cores, resolve
@@ -382,7 +384,16 @@ class LLM:
             why = "as asked"
         else:
             why = f"{num_cores()} cores, of which the notebook keeps one"
-        return self._plan(PlanLine(str(config.threads), why))
+        plan = self._plan(PlanLine(str(config.threads), why))
+        scheduling = (
+            PlanLine("the next step while one runs", "async_scheduling=True")
+            if config.async_scheduling
+            else PlanLine("a step when the one before is over", "async_scheduling=False")
+        )
+        device = plan.device
+        if config.execute == "model":
+            device = PlanLine(config.device, f"device={self._options.device!r}")
+        return msgspec.structs.replace(plan, device=device, scheduling=scheduling)
 
     @property
     def tokenizer(self) -> TokenizerAdapter | None:
@@ -757,6 +768,7 @@ def _load_tokenizer(place: str, trust_remote_code: bool) -> TokenizerAdapter:
 
 
 def _info(config: EngineConfig) -> EngineInfo:
+    has_model = config.execute == "model"
     return EngineInfo(
         model=config.model,
         block_size=config.block_size,
@@ -770,6 +782,9 @@ def _info(config: EngineConfig) -> EngineInfo:
         monotonic_time=time.monotonic(),
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        device=config.device if has_model else "",
+        attention_backend=config.attention_backend if has_model else "",
+        async_scheduling=config.async_scheduling,
     )
 
 

@@ -29,6 +29,8 @@ class ExecutionPlan(msgspec.Struct, frozen=True, kw_only=True):
     threads      torch threads of the engine
     dtype        of the weights as loaded, of activations, and of keys and values
     memory       what of the weights is kept
+    device       where all of this runs
+    scheduling   when a step is scheduled
     """
 
     body: PlanLine
@@ -38,6 +40,9 @@ class ExecutionPlan(msgspec.Struct, frozen=True, kw_only=True):
     threads: PlanLine
     dtype: PlanLine
     memory: PlanLine
+    # What the engine knows and no model does.
+    device: PlanLine = PlanLine("none")
+    scheduling: PlanLine = PlanLine("none")
 
     def __str__(self) -> str:
         return "\n".join(
@@ -56,4 +61,5 @@ def scripted_plan(threads: PlanLine) -> ExecutionPlan:
         threads=threads,
         dtype=nothing,
         memory=nothing,
+        device=nothing,
     )

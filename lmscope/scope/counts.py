@@ -27,8 +27,10 @@ class StepCounts(msgspec.Struct):
     preemptions   requests
     started       time of the SchedulerOutput, engine clock
     duration_s    from there to the EngineCoreOutputs; None before
+    device_duration_s   what of it a GPU worked on the step, by its own clock; None before the
+                  ModelRunnerOutput, and where nobody timed it, as on a CPU
 
-    With overlapping steps `output` and `duration_s` are of the step before, which ends within
+    With overlapping steps `output` and both durations are of the step before, which ends within
     this one.
     """
 
@@ -42,6 +44,7 @@ class StepCounts(msgspec.Struct):
     preemptions: int = 0
     started: float = 0.0
     duration_s: float | None = None
+    device_duration_s: float | None = None
 
 
 class Totals(msgspec.Struct):

@@ -120,6 +120,7 @@ class Fold:
             self.totals.requests += 1
         elif isinstance(boundary, ModelRunnerOutput):
             # Its tokens are taken in with the next struct.
+            self.this_step.device_duration_s = boundary.device_duration_s
             self._fold_attention(boundary)
         # A device that ran ahead may have been done before the step after was scheduled.
         self.time = max(self.time, boundary.time)

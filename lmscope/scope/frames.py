@@ -56,9 +56,10 @@ _REASONS = (
 _NO_WAITS: Row = {f"{code}_steps": 0 for code in _REASONS} | {f"{code}_s": 0.0 for code in _REASONS}
 
 _STEPS = (
-    "step", "time_s", "step_s", "scheduled_tokens", "prefill_tokens", "decode_tokens",
-    "recomputed_tokens", "cached_tokens", "output_tokens", "running", "waiting", "used_blocks",
-    "shared_blocks", "kept_blocks", "empty_blocks", "hits", "evictions", "preemptions",
+    "step", "time_s", "step_s", "device_s", "scheduled_tokens", "prefill_tokens",
+    "decode_tokens", "recomputed_tokens", "cached_tokens", "output_tokens", "running", "waiting",
+    "used_blocks", "shared_blocks", "kept_blocks", "empty_blocks", "hits", "evictions",
+    "preemptions",
 )  # fmt: skip
 _REQUESTS = (
     "request_id", "status", "finish_reason", "stop_reason", "priority", "prompt_tokens",
@@ -96,6 +97,7 @@ class Frames:
 
         step, time_s               when it was scheduled
         step_s                     from there to the end of the step; NaN if it has none
+        device_s                   what of it a GPU worked, by its own clock; NaN on a CPU
         scheduled_tokens           = prefill_tokens + decode_tokens + recomputed_tokens
         cached_tokens              found in the prefix cache by this step's admissions
         output_tokens              sampled
@@ -249,6 +251,7 @@ class _Tables:
             self._end_waits(boundary.time)
             self._add_decisions()
         elif isinstance(boundary, ModelRunnerOutput):
+            self._time_on_device(boundary)
             self._add_attention(boundary)
         elif isinstance(boundary, EngineCoreOutputs):
             self._end_step(boundary)
@@ -269,6 +272,7 @@ class _Tables:
             "step": output.step,
             "time_s": self._seconds(output.time),
             "step_s": math.nan,
+            "device_s": math.nan,
             "scheduled_tokens": counts.scheduled,
             "prefill_tokens": counts.prefill,
             "decode_tokens": counts.decode,
@@ -282,6 +286,11 @@ class _Tables:
         self.steps.append(row)
         self._step_rows[output.step] = row
         self._add_state(row)
+
+    def _time_on_device(self, output: ModelRunnerOutput) -> None:
+        row = self._step_rows.get(output.step)
+        if row is not None and output.device_duration_s is not None:
+            row["device_s"] = output.device_duration_s
 
     def _end_step(self, outputs: EngineCoreOutputs) -> None:
         # Not always the last row: steps may overlap.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lmscope.errors import LmscopeError
 from lmscope.scope.attention_words import most_attended, percent
+from lmscope.scope.engine_words import engine_words
 from lmscope.scope.picture import VERSION, PictureEncoder
 from lmscope.scope.view import EngineView
 from lmscope.scope.visible import escape
@@ -131,8 +132,10 @@ def _table(view: EngineView) -> str:
         "output tokens", "blocks at most", "preemptions", "waited, s",
     )  # fmt: skip
     totals = view.totals
+    engine = engine_words(view.info)
+    running_on = f" ({engine})" if engine else ""
     lines = [
-        f"<p>{escape(view.info.model)}: {view.step} steps, {totals.requests} requests, "
+        f"<p>{escape(view.info.model)}{running_on}: {view.step} steps, {totals.requests} requests, "
         f"{totals.output_tokens} output tokens, {totals.hits} blocks hit, "
         f"{totals.evictions} evicted, {totals.preemptions} preemptions</p>",
         "<table>",

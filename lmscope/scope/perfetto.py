@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lmscope.boundary import EngineCoreOutputs, SchedulerOutput
+from lmscope.boundary import EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from lmscope.scope.engine_words import engine_words
 from lmscope.scope.phases import lanes
 from lmscope.scope.view import EngineView
 from lmscope.scope.write_file import replace_file
@@ -59,9 +60,9 @@ def trace_events(recording: Recording) -> list[Event]:
             (event["pid"], event["tid"]): event["track"] for event in timed if "track" in event
         }.items()
     )
-    model = recording.info.model
+    engine = ", ".join(filter(None, (recording.info.model, engine_words(recording.info))))
     names: list[Event] = [
-        _meta("process_name", _ENGINE, 0, name=f"engine {model}"),
+        _meta("process_name", _ENGINE, 0, name=f"engine {engine}"),
         _meta("process_name", _REQUESTS, 0, name="requests"),
         _meta("process_sort_index", _ENGINE, 0, sort_index=0),
         _meta("process_sort_index", _REQUESTS, 0, sort_index=1),
@@ -115,6 +116,11 @@ def _steps_and_counters(recording: Recording, clock: _Clock) -> Iterable[Event]:
                     "was": eviction.stored_by,
                     "for": eviction.for_request_id,
                 })  # fmt: skip
+        elif isinstance(boundary, ModelRunnerOutput):
+            known = running.get(boundary.step)
+            if known is not None and boundary.device_duration_s is not None:
+                known["args"]["device ms"] = round(boundary.device_duration_s * 1e3, 3)
+            continue
         elif isinstance(boundary, EngineCoreOutputs):
             step = running.pop(boundary.step, None)
             if step is not None:

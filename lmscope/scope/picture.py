@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmscope.boundary import Boundary
+from lmscope.scope.engine_words import engine_words
 from lmscope.scope.picture_bins import BIN_COLUMNS, Bins
 from lmscope.scope.picture_rows import Row, Rows, clean
 from lmscope.scope.picture_tree import SentTree
@@ -146,6 +147,7 @@ class PictureEncoder:
             "max_num_seqs": info.max_num_seqs,
             "max_num_batched_tokens": info.max_num_batched_tokens,
             "max_model_len": info.max_model_len,
+            "engine": engine_words(info),
         }
         known = {block.block_id for block in self.view.blocks.not_empty()}
         header["cells"] = self._cells(sorted(known | self._marked()))

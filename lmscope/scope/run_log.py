@@ -23,7 +23,7 @@ __all__ = ["LOG_NAMES", "RunLog", "StepRecord", "record_step", "step_stat"]
 LOG_NAMES = (
     "used", "kept", "empty", "shared", "hits", "evicted", "running", "waiting", "finished",
     "scheduled", "decode", "prefill", "recompute", "cached", "prompt_tokens", "cached_tokens",
-    "output_tokens", "preemptions", "evictions", "step_ms",
+    "output_tokens", "preemptions", "evictions", "step_ms", "device_ms",
 )  # fmt: skip
 """The counts of a step, in the order in which a record keeps them."""
 
@@ -37,7 +37,7 @@ _MOST_SEARCHED = 4096
 _EVENTS = tuple(LOG_NAMES.index(name) for name in ("hits", "evicted"))
 _WORK = tuple(
     LOG_NAMES.index(name)
-    for name in ("scheduled", "decode", "prefill", "recompute", "cached", "step_ms")
+    for name in ("scheduled", "decode", "prefill", "recompute", "cached", "step_ms", "device_ms")
 )
 _WAITING = LOG_NAMES.index("waiting")
 
@@ -201,8 +201,13 @@ def _counts(view: EngineView) -> tuple[Any, ...]:
         totals.output_tokens,
         totals.preemptions,
         totals.evictions,
-        None if step.duration_s is None else round(step.duration_s * 1000, 3),
+        _milliseconds(step.duration_s),
+        _milliseconds(step.device_duration_s),
     )
+
+
+def _milliseconds(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s * 1000, 3)
 
 
 def _join(first: StepRecord, second: StepRecord) -> StepRecord:

@@ -47,6 +47,7 @@ def text_picture(
     width: int = 100,
     views: Collection[str] | None = None,
     colour: str = "owner",
+    in_flight: str = "",
 ) -> str:
     """Header, block map, legend and a line with the reason of some requests.
 
@@ -58,10 +59,13 @@ def text_picture(
                 tokens, requests and debugger; None: the blocks and the requests
     colour      "attention": a block's character says how much of the last step's attention
                 it gets, not whose it is; as long as somebody measures it
+    in_flight   what the device has still to tell an engine that stands, in a sentence
     """
     width = max(40, width)
     shown = ("blocks", "requests") if views is None else views
     lines = [_header(view, last_step)]
+    if in_flight:
+        lines += _named("stands", wrap(in_flight, width - _NAME_WIDTH))
     if "timeline" in shown and views is not None:
         lines += _steps(view, width - _NAME_WIDTH)
     if "blocks" in shown:

@@ -65,3 +65,6 @@ def test_the_plan_says_how_many_threads_and_why(machine):
         assert str(llm.plan.threads) == "7: 8 cores, of which the notebook keeps one"
         assert str(other.plan.threads) == "3: as asked"
         assert str(llm.plan.body) == "none: a script says what is sampled"
+        assert str(llm.plan.device) == "none: a script says what is sampled"
+        assert "attention" not in str(llm)
+        assert (llm.tap.info.device, llm.tap.info.attention_backend) == ("", "")

@@ -85,6 +85,7 @@ def make_frame() -> Callable[..., Made]:
                 "max_num_seqs": 64,
                 "max_num_batched_tokens": 64,
                 "max_model_len": 256,
+                "engine": "cpu",
             },
             "stat": {
                 "used": used,
@@ -107,6 +108,7 @@ def make_frame() -> Callable[..., Made]:
                 "preemptions": 1,
                 "evictions": 25,
                 "step_ms": 4.5,
+                "device_ms": None,
                 "tokens_per_s": None,
             },
             "next": [int(i) for i in np.flatnonzero((state == 0) | (state == 2))[:10]],

@@ -25,6 +25,7 @@ import numpy as np
 from lmscope.boundary import Boundary, SchedulerOutput
 from lmscope.errors import LmscopeError
 from lmscope.scope.attention_words import most_attended
+from lmscope.scope.engine_words import in_flight_words
 from lmscope.scope.picture import PictureEncoder
 from lmscope.scope.replay import Replay
 from lmscope.scope.run_log import LOG_NAMES
@@ -260,7 +261,10 @@ class Feed:
             if colour == "attention":
                 message["most_attended"] = most_attended(self.view)
             bars = [*self._log.bars, *([self._bar] if self._bar else ())]
-            plain = text_picture(self.view, views=views, colour=colour)
+            in_flight = in_flight_words(self._in_flight)
+            plain = text_picture(self.view, views=views, colour=colour, in_flight=in_flight)
+            if in_flight:
+                message["in_flight"] = in_flight
         message["note"] = message.get("note") or self._note
         columns = {
             name: np.frombuffer(buffer, np.uint8)
@@ -374,6 +378,9 @@ class Feed:
         frame = encoder.full(self.phase) if kind is Send.FULL else encoder.delta(self.phase)
         message, buffers = frame.to_message()
         message["breaks"] = self.controls.breakpoints
+        in_flight = in_flight_words(self._in_flight)
+        if in_flight:
+            message["in_flight"] = in_flight
         if self._replay is not None:
             message["speed"] = self._replay.speed
         if self._note and not message.get("note"):
@@ -395,6 +402,11 @@ class Feed:
         """What a page shows that no struct tells."""
         speed = None if self._replay is None else self._replay.speed
         return self.phase, self.controls.breakpoints, speed
+
+    @property
+    def _in_flight(self) -> tuple[int, ...]:
+        """Steps that the device of an engine which stands has run already."""
+        return () if self._gate is None else self._gate.in_flight
 
     def _quiet_since(self) -> float | None:
         return None if self._has_work else self._folded_at

@@ -83,8 +83,8 @@ def alt_text(frame: Mapping[str, Any]) -> str:
     """The header in words."""
     numbers = ", ".join(f"{number} {word}" for number, word in counts(frame))
     text = f"lmscope: {title(frame)}. {numbers}."
-    note = str(frame.get("note") or "")
-    return f"{text} {note}" if note else text
+    more = (str(frame.get(key) or "") for key in ("in_flight", "note"))
+    return " ".join((text, *filter(None, more)))
 
 
 def _image(frame: Mapping[str, Any], data: bytes) -> str:
@@ -161,7 +161,8 @@ def _tree(frame: Mapping[str, Any]) -> str:
 
 def _struct(frame: Mapping[str, Any]) -> str:
     """Where the engine stands, and the struct that crossed last."""
-    words = f"<p>{_cell(str(frame.get('where') or ''), _MOST_ALT)}</p>\n"
+    standing = " ".join(filter(None, (str(frame.get(key) or "") for key in ("where", "in_flight"))))
+    words = f"<p>{_cell(standing, _MOST_ALT)}</p>\n"
     struct = frame.get("struct")
     if not struct:
         return words

@@ -59,9 +59,10 @@ def draw_picture(
 def title(frame: Mapping[str, Any]) -> str:
     """What is shown: model, pool, budget, step and phase."""
     info = frame["info"]
+    engine = f" · {info['engine']}" if info["engine"] else ""
     return (
         f"{_short(info['model'], 120)} · {info['num_blocks']:,} blocks of "
-        f"{info['block_size']} tokens · budget {info['max_num_batched_tokens']:,} · "
+        f"{info['block_size']} tokens · budget {info['max_num_batched_tokens']:,}{engine} · "
         f"step {frame['step']:,}, {frame['phase']}"
     )
 

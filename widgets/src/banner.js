@@ -48,6 +48,7 @@ function wordsFor(picture, phase, isGone, isLive) {
     return ["The engine has stopped.", `This is the last picture, step ${count(picture.step)}.`];
   if (phase === "loading" && isLive)
     return [`Loading ${picture.info?.model ?? ""}`.trim(), picture.note];
+  if (phase === "paused" && picture.inFlight) return ["Paused.", picture.inFlight];
   // In a page the last step is one among others, and nothing may move when it is reached.
   if (phase !== "finished" || !isLive || !stat.finished) return ["", ""];
   let lost = 0;

@@ -82,7 +82,14 @@ export function createHeader(root, { title = "", onReturn = () => {} } = {}) {
       setText(words, say || back || NAMES[phase] || phase);
       const info = picture.info;
       const about = info
-        ? `${title || info.model} · ${count(info.num_blocks)} blocks of ${count(info.block_size)} tokens · budget ${count(info.max_num_batched_tokens)}`
+        ? [
+            title || info.model,
+            `${count(info.num_blocks)} blocks of ${count(info.block_size)} tokens`,
+            `budget ${count(info.max_num_batched_tokens)}`,
+            info.engine,
+          ]
+            .filter(Boolean)
+            .join(" · ")
         : title;
       if (about !== drawnModel) {
         drawnModel = about;
@@ -133,7 +140,8 @@ const STATS = [
   },
   {
     read: ({ stat }) => (stat.step_ms === null ? null : decimal(stat.step_ms, 1)),
-    word: () => "ms this step",
+    word: ({ stat: { device_ms: device } }) =>
+      device === null ? "ms this step" : `ms this step, ${decimal(device, 1)} on the device`,
     wide: true,
   },
   {

@@ -4,7 +4,17 @@ import { deflateSync } from "node:zlib";
 import { LOG_NAMES } from "../src/core/picture.js";
 import createWidget from "../src/dashboard_widget.js";
 import { VIEWS } from "../src/panels.js";
-import { buffers, delta, EMPTY_BLOCK, full, NULL_BLOCK, randomRun, row, STAT } from "./frames.js";
+import {
+  buffers,
+  delta,
+  EMPTY_BLOCK,
+  full,
+  INFO,
+  NULL_BLOCK,
+  randomRun,
+  row,
+  STAT,
+} from "./frames.js";
 import { countListeners, openPage } from "./page.js";
 
 let page;
@@ -513,6 +523,39 @@ test("a stop at a breakpoint opens the debugger where there are tabs", () => {
   page.point([...el.querySelectorAll(".lms-tab")][0], "click");
   page.tick();
   assert.ok(titles(el).includes("Tokens") && !titles(el).includes("Debugger"));
+  cleanup();
+});
+
+test("an engine that stands says which steps its device has run without it", () => {
+  const { model, el, cleanup } = open();
+  const banner = el.querySelector(".lms-banner");
+  const words = "Step 1 is in flight: its tokens are still to come.";
+  model.frame(FIRST);
+  model.frame(delta([], { phase: "paused", in_flight: words }));
+  page.tick();
+  assert.equal(banner.hidden, false);
+  assert.equal(banner.textContent, `Paused.${words}`);
+
+  model.frame(delta([], { seq: 2, step: 2, phase: "paused" }));
+  page.tick();
+  assert.equal(banner.hidden, true);
+  cleanup();
+});
+
+test("the header says what runs the engine, and how long a step kept its device busy", () => {
+  const { model, el, cleanup } = open();
+  model.frame(full([NULL_BLOCK], { stat: { ...STAT, step_ms: 4.51 } }));
+  page.tick();
+  const about = () => el.querySelector(".lms-model").textContent;
+  assert.equal(about(), "demo · 1 blocks of 4 tokens · budget 32");
+  assert.match(el.querySelector(".lms-stats").textContent, /4\.5 ms this step(?!,)/);
+
+  const info = { ...INFO, num_blocks: 1, engine: "cuda, Triton kernels, async scheduling" };
+  const stat = { ...STAT, step_ms: 4.51, device_ms: 3.14 };
+  model.frame(full([NULL_BLOCK], { seq: 1, info, stat }));
+  page.tick();
+  assert.ok(about().endsWith(" · budget 32 · cuda, Triton kernels, async scheduling"), about());
+  assert.match(el.querySelector(".lms-stats").textContent, /4\.5 ms this step, 3\.1 on the device/);
   cleanup();
 });
 

@@ -8,7 +8,7 @@ export const STAT = {
   ...{ used: 0, kept: 0, empty: 0, shared: 0, hits: 0, evicted: 0, running: 0, waiting: 0 },
   ...{ finished: 0, scheduled: 0, decode: 0, prefill: 0, recompute: 0, cached: 0 },
   ...{ prompt_tokens: 0, cached_tokens: 0, output_tokens: 0, preemptions: 0, evictions: 0 },
-  ...{ step_ms: null, tokens_per_s: null },
+  ...{ step_ms: null, device_ms: null, tokens_per_s: null },
 };
 
 export const INFO = {

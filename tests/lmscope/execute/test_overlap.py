@@ -151,3 +151,23 @@ def test_logits_that_are_no_numbers_end_the_request_and_nobody_else(engine):
         if isinstance(b, EngineCoreOutputs) and any(o.finish_reason == "error" for o in b.outputs)
     ]
     assert ends == [1]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_engine_says_whether_its_steps_overlap_and_what_attends(engine, is_async):
+    with engine(is_async) as llm:
+        info, plan, words = llm.tap.info, llm.plan, str(llm)
+
+    assert (info.device, info.attention_backend, info.async_scheduling) == (
+        "cpu",
+        "torch",
+        is_async,
+    )
+    assert str(plan.device) == "cpu: device='auto'"
+    assert str(plan.scheduling) == (
+        "the next step while one runs: async_scheduling=True"
+        if is_async
+        else "a step when the one before is over: async_scheduling=False"
+    )
+    assert f"async scheduling {'on' if is_async else 'off'}" in words
+    assert "attention  torch back end" in words

@@ -240,7 +240,8 @@ def test_the_frame_has_all_keys_of_the_protocol(tiny_engine):
     assert set(full["stat"]) == {
         "used", "kept", "empty", "shared", "hits", "evicted", "running", "waiting", "finished",
         "scheduled", "decode", "prefill", "recompute", "cached", "prompt_tokens",
-        "cached_tokens", "output_tokens", "preemptions", "evictions", "step_ms", "tokens_per_s",
+        "cached_tokens", "output_tokens", "preemptions", "evictions", "step_ms", "device_ms",
+        "tokens_per_s",
     }  # fmt: skip
     row = {"id", "slot", "state", "why", "prompt", "cached", "computed", "output", "lost", "max",
            "blocks", "shared", "preemptions", "arrived", "ended", "waited",

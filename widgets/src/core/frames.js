@@ -25,6 +25,7 @@
  * @property {number} preemptions
  * @property {number} evictions
  * @property {number | null} step_ms
+ * @property {number | null} device_ms
  * @property {number | null} tokens_per_s
  */
 
@@ -36,6 +37,7 @@
  * @property {number} max_num_seqs
  * @property {number} max_num_batched_tokens
  * @property {number} max_model_len
+ * @property {string} engine  device, attention and async scheduling in words
  */
 
 /**
@@ -149,6 +151,7 @@
  * @property {string} boundary
  * @property {number} [at]
  * @property {string} [where]
+ * @property {string} [in_flight]
  * @property {StructTree | null} [struct]
  * @property {number} time
  * @property {string} phase

@@ -39,7 +39,7 @@ export const SHARED = 0x80;
 export const LOG_NAMES = /** @type {(keyof Stat)[]} */ ([
   ...["used", "kept", "empty", "shared", "hits", "evicted", "running", "waiting", "finished"],
   ...["scheduled", "decode", "prefill", "recompute", "cached", "prompt_tokens", "cached_tokens"],
-  ...["output_tokens", "preemptions", "evictions", "step_ms"],
+  ...["output_tokens", "preemptions", "evictions", "step_ms", "device_ms"],
 ]);
 
 /** @type {ReadonlyMap<number, number>} */
@@ -50,7 +50,7 @@ const NO_STAT = /** @type {Stat} */ ({
   ...{ running: 0, waiting: 0, finished: 0 },
   ...{ scheduled: 0, decode: 0, prefill: 0, recompute: 0, cached: 0 },
   ...{ prompt_tokens: 0, cached_tokens: 0, output_tokens: 0, preemptions: 0, evictions: 0 },
-  ...{ step_ms: null, tokens_per_s: null },
+  ...{ step_ms: null, device_ms: null, tokens_per_s: null },
 });
 /** Everything that one stream of frames has said so far. */
 export class Picture {
@@ -66,6 +66,8 @@ export class Picture {
     /** Place of the last struct's kind among the five, -1 before the first. */
     this.at = -1;
     this.where = "";
+    /** Of an engine that stands: which steps its device has run without it, in a sentence. */
+    this.inFlight = "";
     /** @type {StructTree | null} */
     this.struct = null;
     /** Requests preempted in this step. @type {string[]} */
@@ -141,6 +143,7 @@ export class Picture {
     this.stat = { ...NO_STAT, ...frame.stat };
     this.at = frame.at ?? -1;
     this.where = frame.where ?? "";
+    this.inFlight = frame.in_flight ?? "";
     if (frame.struct !== undefined) this.struct = frame.struct;
     this.preempted = frame.preempted ?? [];
     this.misses = frame.misses ?? {};
