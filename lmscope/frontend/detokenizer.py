@@ -180,6 +180,8 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._texts = tokenizer.token_texts[skip_special_tokens]
+        self._is_byte_level = tokenizer.is_byte_level
         # Decoders may put a space before a special token; without skipping, callers can
         # ask for neighbouring ones as they are spelled.
         self._is_tight = not (skip_special_tokens or spaces_between_special_tokens)
@@ -235,6 +237,12 @@ class TextStream:
         return prompt_token_ids[-_LONGEST_TAIL:]
 
     def _decode_next(self, token_id: int) -> str:
+        if self._is_byte_level and not self._waiting:
+            text = self._texts[token_id]
+            if text and REPLACEMENT not in text:
+                # Whole characters behind whole characters: decoding both gives the same.
+                self._context, self._context_text = [token_id], text
+                return text
         self._waiting.append(token_id)
         text = self._decode(self._context + self._waiting)
         if len(text) <= len(self._context_text) or text.endswith(REPLACEMENT):
@@ -268,4 +276,6 @@ class TextStream:
         return self._decode(self._context + self._waiting).removeprefix(self._context_text)
 
     def _decode(self, ids: list[int]) -> str:
+        if len(ids) == 1:
+            return self._texts[ids[0]]
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)

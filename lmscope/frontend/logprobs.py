@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lmscope.boundary import EngineCoreRequest, Logprob, LogprobsLists
-from lmscope.frontend.tokenizer import TokenizerAdapter
+from lmscope.frontend.tokenizer import REPLACEMENT, TokenizerAdapter, TokenTexts
 
 __all__ = ["LogprobsProcessor"]
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class LogprobsProcessor:
@@ -20,7 +18,7 @@ class LogprobsProcessor:
 
     num_logprobs         k of the output; -1: all that there are
     num_prompt_logprobs  k of the prompt
-    decode               text of some ids, special tokens included; None: no text at all
+    texts                of the tokens, special ones included; None: no text at all
     cumulative_logprob   of the sampled tokens so far; None when they were not asked for
     """
 
@@ -28,12 +26,12 @@ class LogprobsProcessor:
         self,
         num_logprobs: int | None,
         num_prompt_logprobs: int | None,
-        decode: Callable[[Sequence[int]], str] | None,
+        texts: TokenTexts | None,
     ) -> None:
         self.cumulative_logprob = None if num_logprobs is None else 0.0
         self._num_logprobs = num_logprobs
         self._num_prompt_logprobs = num_prompt_logprobs
-        self._decode = decode
+        self._texts = texts
         self._last_token_id: int | None = None
 
     @classmethod
@@ -42,13 +40,11 @@ class LogprobsProcessor:
     ) -> LogprobsProcessor:
         """A processor with the text of `tokenizer`, unless the request wants none."""
         params = request.sampling_params
-
-        def decode(ids: Sequence[int]) -> str:
-            assert tokenizer is not None
-            return tokenizer.decode(ids, skip_special_tokens=False)
-
-        has_text = tokenizer is not None and params.detokenize
-        return cls(params.logprobs, params.prompt_logprobs, decode if has_text else None)
+        return cls(
+            params.logprobs,
+            params.prompt_logprobs,
+            tokenizer.token_texts[False] if tokenizer is not None and params.detokenize else None,
+        )
 
     def update_sample(self, lists: LogprobsLists) -> tuple[dict[int, Logprob], ...]:
         """The positions of newly sampled tokens, in order; () when they were not asked for."""
@@ -91,17 +87,27 @@ class LogprobsProcessor:
         }
 
     def _labels(self, token_ids: Sequence[int], before: int | None) -> list[str | None]:
-        decode = self._decode
-        if decode is None:
+        texts = self._texts
+        if texts is None:
             return [None] * len(token_ids)
-        labels: list[str | None] = []
-        for i, token_id in enumerate(token_ids):
-            # Part of a character is nothing by itself. It is tried behind the candidate
-            # before it, then behind the token before this position as well.
-            context = [*token_ids[max(i - 1, 0) : i], token_id]
-            attempts = [[token_id], context]
-            if before is not None:
-                attempts.append([before, *context])
-            texts = (decode(attempt) for attempt in attempts)
-            labels.append(next((text for text in texts if not text.endswith(_REPLACEMENT)), ""))
-        return labels
+        return [
+            texts[token_id]
+            if not texts[token_id].endswith(REPLACEMENT)
+            else self._label_of_a_part(texts, token_ids, place, before)
+            for place, token_id in enumerate(token_ids)
+        ]
+
+    @staticmethod
+    def _label_of_a_part(
+        texts: TokenTexts, token_ids: Sequence[int], place: int, before: int | None
+    ) -> str:
+        """Of a token that is part of a character, which is nothing by itself.
+
+        It is tried behind the candidate before it, then behind the token before this position
+        as well.
+        """
+        attempts = [[*token_ids[max(place - 1, 0) : place + 1]]]
+        if before is not None:
+            attempts.append([before, *attempts[0]])
+        labels = (texts.decode(attempt) for attempt in attempts)
+        return next((label for label in labels if not label.endswith(REPLACEMENT)), "")

@@ -142,12 +142,15 @@ class OutputProcessor:
         if is_finished:
             del self._states[output.request_id]
             state.on_end(output.request_id)
-        # Somebody at a closed gate may end a request while its last output stands there.
-        state.deliver()
+        if state.on_its_way is not None:
+            # Somebody at a closed gate may end a request while its last output stands there.
+            state.deliver()
+        if not self._tap.is_live:
+            state.child.stream.push(delta)
+            return
         state.on_its_way = delta
         # The tap first: who waits for the end and then asks a view must find it there.
-        if self._tap.is_live:
-            self._tap(delta)
+        self._tap(delta)
         state.deliver()
 
 

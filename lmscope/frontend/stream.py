@@ -65,7 +65,9 @@ class Stream:
         self._num_finished = 0
         self._finished = False
         self._error: BaseException | None = None
+        # To be called with the next delta; and of those who wait for the end, with that.
         self._wakers: list[Callable[[], None]] = []
+        self._end_wakers: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         state = "failed" if self._error else "finished" if self.finished else "running"
@@ -146,7 +148,7 @@ class Stream:
                         f"request {self.request_id} is not finished after {timeout_s} s; "
                         "wait longer, or call abort()"
                     )
-            self._wait_for_more(len(self._deltas), piece)
+            self._wait_for_more(None, piece)
         return self
 
     def __iter__(self) -> Iterator[RequestOutput]:
@@ -190,16 +192,21 @@ class Stream:
         with self._lock:
             self._deltas.append(delta)
             self._num_tokens += len(delta.outputs[0].token_ids)
-            self._num_finished += delta.finished
-            self._finished = self._num_finished == self.sampling_params.n
-            self._wake()
+            if delta.finished:
+                self._num_finished += 1
+                self._finished = self._num_finished == self.sampling_params.n
+            if self._wakers:
+                self._wakers = _called(self._wakers)
+            if self._finished:
+                self._end_wakers = _called(self._end_wakers)
 
     def fail(self, error: BaseException) -> None:
         """End all waiting with `error`. Called on the engine thread."""
         with self._lock:
             if not self._finished:
                 self._error = error
-            self._wake()
+            self._wakers = _called(self._wakers)
+            self._end_wakers = _called(self._end_wakers)
 
     def _shaper(self) -> OutputShaper:
         return OutputShaper(
@@ -214,11 +221,6 @@ class Stream:
         parts = (delta.outputs[0] for delta in self._deltas)
         return (part for part in parts if part.index == index)
 
-    def _wake(self) -> None:
-        wakers, self._wakers = self._wakers, []
-        for waker in wakers:
-            waker()
-
     def _raise_error(self) -> None:
         if self._error is not None:
             # A new object each time: several readers must not share one traceback.
@@ -226,27 +228,33 @@ class Stream:
             error.__cause__ = self._error.__cause__
             raise error
 
-    def _wait_for_more(self, position: int, timeout_s: float) -> None:
-        """Return when there are more than `position` deltas, or it is over, or time is up."""
+    def _wait_for_more(self, position: int | None, timeout_s: float) -> None:
+        """Return when there are more than `position` deltas, or it is over, or time is up.
+
+        position    None: when it is over only. Waking for each delta takes the engine thread as
+                    long as making it
+        """
         woken = threading.Lock()
         woken.acquire()
         with self._lock:
-            if len(self._deltas) > position or self._finished:
+            if self._has_more(position):
                 return
             self._raise_error()
             self._check_wait()
-            self._wakers.append(woken.release)
+            self._wakers_of(position).append(woken.release)
         if not woken.acquire(timeout=timeout_s):
-            with self._lock:
-                self._wakers = [w for w in self._wakers if w != woken.release]
+            self._forget(position, woken.release)
 
     async def _wait_async(self) -> Stream:
         while not self._finished:
-            await self._more_than(len(self._deltas))
+            await self._more_than(None)
         return self
 
-    async def _more_than(self, position: int) -> None:
-        """Return when there are more than `position` deltas, or it is over."""
+    async def _more_than(self, position: int | None) -> None:
+        """Return when there are more than `position` deltas, or it is over.
+
+        position    None: when it is over only
+        """
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
 
@@ -256,12 +264,28 @@ class Stream:
                 loop.call_soon_threadsafe(event.set)
 
         with self._lock:
-            if len(self._deltas) > position or self._finished:
+            if self._has_more(position):
                 return
             self._raise_error()
-            self._wakers.append(waker)
+            self._wakers_of(position).append(waker)
         try:
             await event.wait()
         finally:
-            with self._lock:
-                self._wakers = [w for w in self._wakers if w is not waker]
+            self._forget(position, waker)
+
+    def _has_more(self, position: int | None) -> bool:
+        return self._finished or (position is not None and len(self._deltas) > position)
+
+    def _wakers_of(self, position: int | None) -> list[Callable[[], None]]:
+        return self._end_wakers if position is None else self._wakers
+
+    def _forget(self, position: int | None, waker: Callable[[], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):  # it may have been called meanwhile
+            self._wakers_of(position).remove(waker)
+
+
+def _called(wakers: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """Call all; returns a list for the next ones."""
+    for waker in wakers:
+        waker()
+    return []

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import abc
 import logging
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from lmscope.checks import nearest
 
-__all__ = ["BYTE_LEVEL_ALPHABET", "REPLACEMENT", "Encoding", "TokenizerAdapter"]
+__all__ = ["BYTE_LEVEL_ALPHABET", "REPLACEMENT", "Encoding", "TokenTexts", "TokenizerAdapter"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoding puts where bytes make no character."""
@@ -41,11 +41,27 @@ class Encoding(NamedTuple):
     offsets: list[tuple[int, int]] | None
 
 
+class TokenTexts(dict[int, str]):
+    """What each token decodes to alone. A token is decoded when it is first asked for.
+
+    decode    text of several tokens together
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        super().__init__()
+        self.decode = decode
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self.decode([token_id])
+        return text
+
+
 class TokenizerAdapter(abc.ABC):
     """A tokenizer as lmscope uses it; make one with a `from_` method.
 
     special_tokens   named ones, for example {"eos_token": "</s>"}; chat templates see them
     chat_template    Jinja text, several by name, or None
+    token_texts      by whether special tokens are skipped
     """
 
     def __init__(
@@ -57,6 +73,10 @@ class TokenizerAdapter(abc.ABC):
         self.chat_template = chat_template
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
+        self.token_texts = {
+            skips: TokenTexts(partial(self.decode, skip_special_tokens=skips))
+            for skips in (False, True)
+        }
 
     @staticmethod
     def from_backend(
@@ -113,6 +133,14 @@ class TokenizerAdapter(abc.ABC):
     @abc.abstractmethod
     def added_tokens(self) -> Mapping[int, str]:
         """Texts of all tokens that were added to the vocabulary, special or not."""
+
+    @property
+    @abc.abstractmethod
+    def is_byte_level(self) -> bool:
+        """Whether a token stands for the same bytes whatever is beside it.
+
+        Behind whole characters a token of whole characters then adds its own text.
+        """
 
     @abc.abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
@@ -278,6 +306,10 @@ class _BackendAdapter(TokenizerAdapter):
         tokens = self.backend.get_added_tokens_decoder().items()
         return {token_id: token.content for token_id, token in tokens}
 
+    @cached_property
+    def is_byte_level(self) -> bool:
+        return isinstance(self.backend.decoder, decoders.ByteLevel)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
         encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
         return Encoding(encoding.ids, encoding.offsets)
@@ -312,6 +344,10 @@ class _PythonAdapter(TokenizerAdapter):
     @cached_property
     def added_tokens(self) -> Mapping[int, str]:
         return {id_: str(token) for id_, token in self._tokenizer.added_tokens_decoder.items()}
+
+    @property
+    def is_byte_level(self) -> bool:
+        return False  # what its code does is not known
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

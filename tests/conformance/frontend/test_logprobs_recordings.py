@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from lmscope.boundary import Logprob, LogprobsLists
 from lmscope.execute.token_logprobs import gather_logprobs, prompt_logprobs
 from lmscope.frontend.logprobs import LogprobsProcessor
+from lmscope.frontend.tokenizer import TokenTexts
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
@@ -60,7 +61,7 @@ def test_columns_and_labels_are_the_recorded_ones(case: dict[str, Any], tokenize
     processor = LogprobsProcessor(
         case.get("logprobs"),
         case.get("prompt_logprobs"),
-        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False),
+        TokenTexts(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)),
     )
 
     got = {

@@ -269,6 +269,59 @@ def test_any_tokens_give_the_text_of_decode_without_a_cut_end(ids: list[int]):
     assert text == BYTES.decode(ids).rstrip("\ufffd")
 
 
+class Together(TextStream):
+    """Decodes every token together with those before it, whatever the tokenizer is."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._is_byte_level = False
+
+
+# "é" and "日" in bytes, pairs of bytes, and what is no text at all.
+PAIRS = pair_tokenizer(0xA9, 0x20)
+IDS = st.lists(st.sampled_from([97, 32, *"é日".encode(), 0xFF, 256, 257, 258, 5_000]), max_size=24)
+
+
+@given(IDS, IDS, st.sampled_from([BYTES, PAIRS]), st.booleans())
+def test_whole_characters_need_no_context_where_tokens_are_bytes(
+    prompt: list[int], output: list[int], tokenizer: TokenizerAdapter, skip: bool
+):
+    alone = TextStream(tokenizer, prompt, skip_special_tokens=skip)
+    together = Together(tokenizer, prompt, skip_special_tokens=skip)
+
+    assert [alone.step(i) for i in output] == [together.step(i) for i in output]
+    assert alone.flush() == together.flush()
+
+
+def count_decoded(tokenizer: TokenizerAdapter, output: Sequence[int], monkeypatch: Any) -> int:
+    """How many tokens are decoded for a request, and again for another of the same text."""
+    decode, decoded = tokenizer.decode, list[int]()
+
+    def counted(ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        decoded.extend(ids)
+        return decode(ids, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    for texts in tokenizer.token_texts.values():
+        monkeypatch.setattr(texts, "decode", counted)
+    for _ in range(2):
+        stream = TextStream(tokenizer)
+        for token_id in output:
+            stream.step(token_id)
+    return len(decoded)
+
+
+def test_a_token_of_whole_characters_is_decoded_once(monkeypatch: Any):
+    tokenizer = byte_tokenizer()
+    assert count_decoded(tokenizer, b"abcabcabc", monkeypatch) == 3
+
+
+def test_other_tokens_are_decoded_with_one_before_them(monkeypatch: Any):
+    tokenizer = words_tokenizer("a", "b", "c")
+    # Each alone for the context of the next, then pairs, for the first token none.
+    assert count_decoded(tokenizer, [0, 1, 2] * 3, monkeypatch) == 3 + 2 * 8 * 2
+
+
 # -- stopping ----------------------------------------------------------------------
 
 

@@ -5,18 +5,15 @@ Tokens are bytes, so 240, 159, 140 and 182 together are the character 🌶.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from lmscope.boundary import EngineCoreRequest, Logprob, LogprobsLists
 from lmscope.frontend.logprobs import LogprobsProcessor
+from lmscope.frontend.tokenizer import TokenTexts
 from lmscope.sampling_params import SamplingParams
 from lmscope.testing import byte_tokenizer
 
-
-def text_of(ids: Sequence[int]) -> str:
-    return bytes(ids).decode(errors="replace")
+TEXTS = TokenTexts(lambda ids: bytes(ids).decode(errors="replace"))
 
 
 def lists_of(*positions: tuple[list[int], int]) -> LogprobsLists:
@@ -29,13 +26,13 @@ def lists_of(*positions: tuple[list[int], int]) -> LogprobsLists:
 
 
 def labels_of(*rows: list[int]) -> list[list[str | None]]:
-    processor = LogprobsProcessor(-1, None, text_of)
+    processor = LogprobsProcessor(-1, None, TEXTS)
     positions = processor.update_sample(lists_of(*((row, 1) for row in rows)))
     return [[each.decoded_token for each in position.values()] for position in positions]
 
 
 def test_l1_the_chosen_token_comes_first_with_its_true_rank():
-    processor = LogprobsProcessor(2, None, text_of)
+    processor = LogprobsProcessor(2, None, TEXTS)
 
     (position,) = processor.update_sample(lists_of(([99, 97, 98], 40)))
 
@@ -48,7 +45,7 @@ def test_l1_the_chosen_token_comes_first_with_its_true_rank():
 
 
 def test_l1_a_chosen_token_among_the_most_likely_is_there_once():
-    processor = LogprobsProcessor(2, None, text_of)
+    processor = LogprobsProcessor(2, None, TEXTS)
 
     (position,) = processor.update_sample(lists_of(([97, 98, 97], 2)))
 
@@ -59,7 +56,7 @@ def test_l1_a_chosen_token_among_the_most_likely_is_there_once():
 
 @pytest.mark.parametrize(("k", "tokens"), [(0, [97]), (1, [97, 98]), (-1, [97, 98, 99])])
 def test_columns_that_only_others_asked_for_are_left_out(k: int, tokens: list[int]):
-    processor = LogprobsProcessor(k, None, text_of)
+    processor = LogprobsProcessor(k, None, TEXTS)
 
     (position,) = processor.update_sample(lists_of(([97, 98, 99], 3)))
 
@@ -67,7 +64,7 @@ def test_columns_that_only_others_asked_for_are_left_out(k: int, tokens: list[in
 
 
 def test_the_cumulative_logprob_is_the_sum_over_chosen_tokens():
-    processor = LogprobsProcessor(1, None, text_of)
+    processor = LogprobsProcessor(1, None, TEXTS)
     assert processor.cumulative_logprob == 0.0
 
     processor.update_sample(lists_of(([97, 98], 2), ([98, 97], 2)))
@@ -77,7 +74,7 @@ def test_the_cumulative_logprob_is_the_sum_over_chosen_tokens():
 
 
 def test_nothing_is_made_of_what_was_not_asked_for():
-    processor = LogprobsProcessor(None, None, text_of)
+    processor = LogprobsProcessor(None, None, TEXTS)
 
     assert processor.update_sample(lists_of(([97], 1))) == ()
     assert processor.update_prompt(lists_of(([97], 1))) == ()
@@ -97,7 +94,7 @@ def test_d7_no_label_is_a_bare_replacement_character():
 
 
 def test_a_label_is_completed_across_calls():
-    processor = LogprobsProcessor(0, None, text_of)
+    processor = LogprobsProcessor(0, None, TEXTS)
 
     processor.update_sample(lists_of(([195], 1)))
     (position,) = processor.update_sample(lists_of(([169], 1)))
@@ -106,7 +103,7 @@ def test_a_label_is_completed_across_calls():
 
 
 def test_the_prompt_starts_with_none():
-    processor = LogprobsProcessor(None, 1, text_of)
+    processor = LogprobsProcessor(None, 1, TEXTS)
 
     prompt = processor.update_prompt(lists_of(([98, 97], 2), ([97, 98], 1)))
 
@@ -118,13 +115,13 @@ def test_the_prompt_starts_with_none():
 
 
 def test_the_prompt_of_one_token_is_none_alone():
-    processor = LogprobsProcessor(None, 1, text_of)
+    processor = LogprobsProcessor(None, 1, TEXTS)
 
     assert processor.update_prompt(LogprobsLists((), (), ())) == (None,)
 
 
 def test_labels_of_the_prompt_do_not_look_at_the_output():
-    processor = LogprobsProcessor(0, 0, text_of)
+    processor = LogprobsProcessor(0, 0, TEXTS)
     processor.update_sample(lists_of(([195], 1)))
 
     (_, position) = processor.update_prompt(lists_of(([169], 1)))

@@ -436,6 +436,33 @@ def test_a_slow_coroutine_does_not_hold_up_another():
     asyncio.run(asyncio.wait_for(main(), HANGS_S))
 
 
+def test_who_waits_for_the_end_is_not_woken_by_each_step():
+    async def count_calls() -> list[int]:
+        stream = make_stream()
+        loop = asyncio.get_running_loop()
+        call, calls = loop.call_soon_threadsafe, []
+
+        def counted(*arguments: Any) -> Any:
+            calls.append(arguments)
+            return call(*arguments)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        waiter = asyncio.ensure_future(stream._wait_async())
+        reader = asyncio.ensure_future(read(stream))
+        counts = []
+        for step in words(3):
+            await asyncio.sleep(0)
+            stream.push(step)
+            counts.append(len(calls))
+            await asyncio.sleep(0)
+        assert (await waiter).finished
+        assert len(await reader) == 3
+        return counts
+
+    # The reader by each of them, the other one by the last.
+    assert asyncio.run(count_calls()) == [1, 2, 4]
+
+
 def test_cancelling_one_reader_leaves_the_others_and_no_trace():
     stream = make_stream("delta")
 
