@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from lmscope.models.attention_mass import ByHead
+
 __all__ = ["AttentionMeasure"]
 
 
@@ -17,25 +19,30 @@ class AttentionMeasure:
     """Made by `LLM.measure_attention`; close it, or use it as a context manager.
 
     While any is open, each ModelRunnerOutput carries `attention_mass`. The engine then reads
-    the keys of every request once more in each step, so it is off unless somebody looks.
+    the keys of every request once more in each step, so it is off unless somebody looks. What
+    each layer and head gives is megabytes: at most five steps a second keep it.
+
+    step    the one that `by_head` gave last; 0 before
     """
 
     def __init__(
         self,
         switch: Callable[[int, int], Any],
-        read: Callable[[], dict[str, NDArray[np.float32]]],
+        read: Callable[[], ByHead],
         has_heads: bool,
     ) -> None:
         self._switch = switch
         self._read = read
         self._has_heads = has_heads
         self.is_open = True
+        self.step = 0
         switch(1, int(has_heads))
 
     def by_head(self) -> dict[str, NDArray[np.float32]]:
-        """Of the last step, by request: [layers, H, blocks of its table] float32.
+        """Of the newest step that kept it, by request: [layers, H, blocks of its table] float32.
 
-        Each row over the blocks sums to 1. Empty before the first step that was measured.
+        Each row over the blocks sums to 1. A step keeps it when none has within the last 0.2 s;
+        `step` says then which one it was. Empty before the first.
         Only with `measure_attention(by_head=True)`; ValueError otherwise, and when closed.
         """
         if not self._has_heads:
@@ -45,7 +52,8 @@ class AttentionMeasure:
             )
         if not self.is_open:
             raise ValueError("this measurement is closed; open another with measure_attention")
-        return self._read()
+        self.step, shares = self._read()
+        return dict(shares)
 
     def close(self) -> None:
         """Measure no more, unless another one is open. Twice is fine."""

@@ -347,7 +347,8 @@ class LLM:
     def measure_attention(self, *, by_head: bool = False) -> AttentionMeasure:
         """Have each ModelRunnerOutput say how much attention each block receives.
 
-        by_head   also keep it for each layer and head, for `AttentionMeasure.by_head`
+        by_head   also keep it for each layer and head, for `AttentionMeasure.by_head`; of at
+                  most five steps a second, the mean is of every step
 
         Lasts until what this returns is closed. ValueError for a script, which has no
         attention.
@@ -363,7 +364,7 @@ class LLM:
                 if more > 0:
                     raise
 
-        return AttentionMeasure(switch, lambda: dict(call("attention_by_head")), by_head)
+        return AttentionMeasure(switch, lambda: call("attention_by_head"), by_head)
 
     # -- life ------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ class DeviceRunner(ModelRunner):
         if mass is None:
             return {}
         watched = {"mean": mass.mean()}
-        if self._num_by_head and mass.keeps_heads:
+        if mass.keeps_heads:
             watched["heads"] = mass.heads()
         return watched
 
@@ -203,7 +203,7 @@ class DeviceRunner(ModelRunner):
             mass = dict(zip(req_ids, shares_of(mean, num_blocks), strict=True))
         if "heads" in landing.watched:
             heads = landing.watched["heads"][:num_reqs].numpy()
-            self.attention_by_head = dict(zip(req_ids, by_head_of(heads, num_blocks), strict=True))
+            self._keep_heads(step, dict(zip(req_ids, by_head_of(heads, num_blocks), strict=True)))
         return ModelRunnerOutput(
             step=step,
             time=time.monotonic(),
@@ -245,7 +245,7 @@ class DeviceRunner(ModelRunner):
             or self._scratch.workspace(num_reqs, num_blocks * size) is None
         ):
             return None
-        return "heads" if self._num_by_head else "mean"
+        return "heads" if self._keeps_heads else "mean"
 
     def _decode_size(self, inputs: PreparedInputs) -> tuple[int, int]:
         """Requests and blocks a table of a decode batch, padding included."""
@@ -353,7 +353,9 @@ class DeviceRunner(ModelRunner):
                 self.input_batch.fill_token(request, place, token_id)
             self._unresolved.pop(0)
 
-    def _take_mass(self, mass: AttentionMass | DecodeMass | None) -> dict[str, tuple[float, ...]]:
+    def _take_mass(
+        self, step: int, mass: AttentionMass | DecodeMass | None
+    ) -> dict[str, tuple[float, ...]]:
         """Where the host waits anyway, of what either way measured."""
         watched = self._watched(mass or self._decode_mass)
         if not watched:
@@ -363,7 +365,7 @@ class DeviceRunner(ModelRunner):
         here = {name: tensor[: len(req_ids)].cpu().numpy() for name, tensor in watched.items()}
         if "heads" in here:
             heads = by_head_of(here["heads"], num_blocks)
-            self.attention_by_head = dict(zip(req_ids, heads, strict=True))
+            self._keep_heads(step, dict(zip(req_ids, heads, strict=True)))
         return dict(zip(req_ids, shares_of(here["mean"], num_blocks), strict=True))
 
     def _num_blocks(self) -> NDArray[np.int32]:

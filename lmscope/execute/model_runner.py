@@ -7,8 +7,9 @@ module runs once.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +25,14 @@ from lmscope.execute.random_draws import derived_seed
 from lmscope.execute.sampler import Sampler
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.models.attention import BatchView, KVCache
-from lmscope.models.attention_mass import AttentionMass
+from lmscope.models.attention_mass import AttentionMass, ByHead
 from lmscope.models.body import ModelBody
 from lmscope.models.loader import LoadedModel
 
-__all__ = ["ExecuteModelState", "ModelRunner"]
+__all__ = ["BY_HEAD_INTERVAL_S", "ExecuteModelState", "ModelRunner"]
+
+# What each layer and head gives is megabytes a step, so at most five steps a second keep it.
+BY_HEAD_INTERVAL_S = 0.2
 
 
 class _PromptRows(NamedTuple):
@@ -63,6 +67,7 @@ class ModelRunner:
     body             what runs the model; the exact one unless given
     seed             of requests without a seed of their own
     check_batches    raise ValueError, with the request, for a slot or a block beyond the pool
+    clock            seconds; says how long ago a step kept what each layer and head gives
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class ModelRunner:
         body: ModelBody | None = None,
         *,
         check_batches: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loaded = loaded
         self._body = loaded.body(exact=True) if body is None else body
@@ -106,14 +112,18 @@ class ModelRunner:
         # how many measure, and how many of them want each layer and head
         self._num_measuring = 0
         self._num_by_head = 0
-        self.attention_by_head: dict[str, NDArray[np.float32]] = {}
+        # whether the step that is prepared keeps those, and when one may again
+        self._keeps_heads = False
+        self._heads_due = -math.inf
+        self._clock = clock
+        self.attention_by_head = ByHead(0, {})
 
     def measure_attention(self, more: int, more_by_head: int) -> None:
         """Count those who want `attention_mass` in the outputs, and those who want it by head."""
         self._num_measuring += more
         self._num_by_head += more_by_head
         if not self._num_by_head:
-            self.attention_by_head = {}
+            self.attention_by_head = ByHead(0, {})
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -132,6 +142,7 @@ class ModelRunner:
             return ModelRunnerOutput(step=scheduler_output.step, time=time.monotonic())
         assert num_tokens <= self._max_num_batched_tokens
 
+        self._keeps_heads = self._are_heads_due()
         inputs = self._prepare(scheduler_output.num_scheduled_tokens)
         if self._checks_batches:
             self._check(inputs)
@@ -189,7 +200,7 @@ class ModelRunner:
             logprobs=None if all(each is None for each in logprobs) else tuple(logprobs),
             prompt_logprobs_dict=prompt_logprobs,
             errors=errors,
-            attention_mass=self._take_mass(pending.mass),
+            attention_mass=self._take_mass(pending.step, pending.mass),
         )
 
     def _add_prompt_logprobs(self, pending: ExecuteModelState) -> None:
@@ -338,17 +349,31 @@ class ModelRunner:
             block_table=inputs.block_table[:num_reqs],
             block_size=self.block_size,
             device=self.loaded.device,
-            keeps_heads=self._num_by_head > 0,
+            keeps_heads=self._keeps_heads,
         )
 
-    def _take_mass(self, mass: AttentionMass | None) -> dict[str, tuple[float, ...]]:
+    def _are_heads_due(self) -> bool:
+        """Whether this step keeps what each layer and head gives; the next ones then do not."""
+        if not self._num_by_head:
+            return False
+        now = self._clock()
+        if now < self._heads_due:
+            return False
+        self._heads_due = now + BY_HEAD_INTERVAL_S
+        return True
+
+    def _take_mass(self, step: int, mass: AttentionMass | None) -> dict[str, tuple[float, ...]]:
         """The shares of each request; what is kept by head is replaced."""
         if mass is None:
             return {}
         req_ids = self.input_batch.req_ids
-        if self._num_by_head and mass.keeps_heads:
-            self.attention_by_head = dict(zip(req_ids, mass.by_head(), strict=True))
+        if mass.keeps_heads:
+            self._keep_heads(step, dict(zip(req_ids, mass.by_head(), strict=True)))
         return dict(zip(req_ids, mass.shares(), strict=True))
+
+    def _keep_heads(self, step: int, shares: dict[str, NDArray[np.float32]]) -> None:
+        if self._num_by_head:  # somebody still wants them
+            self.attention_by_head = ByHead(step, shares)
 
     def _forward(
         self, inputs: PreparedInputs, indices: NDArray[np.int32], mass: AttentionMass | None

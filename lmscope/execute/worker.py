@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.config import EngineConfig
@@ -14,6 +12,7 @@ from lmscope.errors import EngineClosedError
 from lmscope.execute.device_runner import DeviceRunner
 from lmscope.execute.model_runner import ModelRunner
 from lmscope.execute.pending_output import PendingOutput
+from lmscope.models.attention_mass import ByHead
 from lmscope.models.loader import LoadedModel
 
 __all__ = ["Worker"]
@@ -65,8 +64,8 @@ class Worker:
     def measure_attention(self, more: int, more_by_head: int) -> None:
         self._require_runner().measure_attention(more, more_by_head)
 
-    def attention_by_head(self) -> dict[str, NDArray[np.float32]]:
-        """Of the last step, by request: [layers, H, blocks]."""
+    def attention_by_head(self) -> ByHead:
+        """Of the newest step that kept it."""
         return self._require_runner().attention_by_head
 
     def shutdown(self) -> None:

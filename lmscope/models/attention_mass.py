@@ -12,12 +12,25 @@ The attention itself runs as it always does; this reads the same queries and key
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["AttentionMass", "by_head_of", "shares_of"]
+__all__ = ["AttentionMass", "ByHead", "by_head_of", "shares_of"]
+
+
+class ByHead(NamedTuple):
+    """What each layer and head gave in one step.
+
+    step      0: none yet
+    shares    by request: [layers, H, blocks of its table], each row of blocks sums to 1
+    """
+
+    step: int
+    shares: dict[str, NDArray[np.float32]]
 
 
 class AttentionMass:

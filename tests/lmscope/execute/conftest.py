@@ -72,14 +72,16 @@ class Driver:
     logits     id -> {position: [V]}, of every token that was computed, not only sampled ones
     """
 
-    def __init__(self, loaded: Any, block_size: int = 4, num_blocks: int = 80) -> None:
+    def __init__(
+        self, loaded: Any, block_size: int = 4, num_blocks: int = 80, **options: Any
+    ) -> None:
         import torch
 
         from lmscope.execute.model_runner import ModelRunner
 
         self.loaded = loaded
         self.block_size = block_size
-        self.runner = ModelRunner(loaded, num_blocks, block_size, 16, 256, seed=7)
+        self.runner = ModelRunner(loaded, num_blocks, block_size, 16, 256, seed=7, **options)
         # 7 has no factor in common with the number of usable blocks, so each comes once.
         self.free = [1 + i * 7 % (num_blocks - 1) for i in range(num_blocks - 1)]
         self.params: dict[str, SamplingParams] = {}

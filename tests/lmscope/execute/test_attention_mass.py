@@ -8,9 +8,22 @@ import torch
 
 from lmscope import LLM, SamplingParams
 from lmscope.boundary import ModelRunnerOutput
+from lmscope.execute import model_runner
 
 PROMPT_A = [5, 9, 33, 71, 2, 15, 8, 90, 64, 21, 7, 40, 3, 88, 17, 56, 29, 4, 11]
 PROMPT_B = [*PROMPT_A[:17], 60, 61, 62, 63]
+
+
+class Clock:
+    """Says the time that a test sets, and goes on by itself with each look at it."""
+
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now = 0.0
+        self.tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now += self.tick_s
+        return self.now
 
 
 def reference_mass(reference, tokens, block_size) -> np.ndarray:
@@ -27,15 +40,15 @@ def reference_mass(reference, tokens, block_size) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_mass_is_what_transformers_attends_to(tiny_model, driver, kind, block_size):
     loaded, reference = tiny_model(kind)
-    run = driver(loaded, block_size)
+    run = driver(loaded, block_size, clock=Clock(tick_s=1.0))
     run.runner.measure_attention(1, 1)
     run.add("a", PROMPT_A)
     run.step({"a": 6})  # a chunk: its last token is the newest
-    outputs = [(run.outputs[-1], {"a": PROMPT_A[:6]}, run.runner.attention_by_head)]
+    outputs = [(run.outputs[-1], {"a": PROMPT_A[:6]}, run.runner.attention_by_head.shares)]
     run.step(["a"])
     run.add("b", PROMPT_B, shares="a", num_shared_blocks=16 // block_size)
     known = {"a": list(run.tokens["a"]), "b": PROMPT_B}
-    outputs.append((run.step(["b", "a"]), known, run.runner.attention_by_head))
+    outputs.append((run.step(["b", "a"]), known, run.runner.attention_by_head.shares))
 
     for output, tokens, by_head in outputs:
         assert set(output.attention_mass) == set(by_head) == set(tokens)
@@ -62,7 +75,46 @@ def test_measuring_changes_no_logit(tiny_model, driver):
         assert torch.equal(logits, measured.logits["a"][position])
 
 
-def test_an_engine_measures_while_somebody_asks(tiny_model):
+def test_by_head_is_kept_five_times_a_second_and_the_mean_in_every_step(tiny_model, driver):
+    loaded, _ = tiny_model("llama")
+    clock = Clock()
+    run = driver(loaded, clock=clock)
+    run.add("a", PROMPT_A)
+    run.step(["a"])
+    run.runner.measure_attention(1, 1)
+    kept = []
+    for _ in range(30):
+        run.step(["a"])
+        assert run.outputs[-1].attention_mass["a"], "the mean"
+        kept.append(run.runner.attention_by_head.step)
+        num_blocks = {array.shape[2] for array in run.runner.attention_by_head.shares.values()}
+        assert num_blocks == {-(-(18 + kept[-1]) // 4)}, "as long as the table was in that step"
+        clock.now += 0.0625
+
+    steps = sorted(set(kept))
+    # Of steps a sixteenth of a second apart every fourth one; the first of them at once.
+    assert steps == list(range(2, 31, 4))
+    run.runner.measure_attention(-1, -1)
+    run.step(["a"])
+    assert run.runner.attention_by_head == (0, {})
+
+
+def test_who_measures_by_head_in_turns_gets_no_more(tiny_model, driver):
+    loaded, _ = tiny_model("llama")
+    clock = Clock()
+    run = driver(loaded, clock=clock)
+    run.add("a", PROMPT_A)
+    for _ in range(8):
+        run.runner.measure_attention(1, 1)
+        run.step(["a"])
+        is_kept = run.runner.attention_by_head.step > 0
+        assert is_kept == (clock.now % 0.25 == 0)
+        run.runner.measure_attention(-1, -1)
+        clock.now += 0.125
+
+
+def test_an_engine_measures_while_somebody_asks(tiny_model, monkeypatch):
+    monkeypatch.setattr(model_runner, "BY_HEAD_INTERVAL_S", 0.0)
     loaded, _ = tiny_model("llama")
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     outputs = []
@@ -76,7 +128,9 @@ def test_an_engine_measures_while_somebody_asks(tiny_model):
             first.close()
             first.close()
             llm.generate(prompt, params, use_tqdm=False)
+            assert second.step == 0
             (heads,) = second.by_head().values()
+            assert second.step == max(output.step for output in outputs if output.req_ids)
             with pytest.raises(ValueError, match="by_head is False"):
                 first.by_head()
         assert heads.shape == (loaded.num_layers, loaded.num_query_heads, 6)

@@ -12,7 +12,7 @@ import torch
 
 from lmscope import LLM, SamplingParams
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
-from lmscope.execute import device_runner
+from lmscope.execute import device_runner, model_runner
 from lmscope.execute.cuda_graphs import DecodeGraphs
 from lmscope.execute.pending_output import Landing
 
@@ -212,8 +212,9 @@ def test_padded_batches_of_graphs_give_the_same_tokens(
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="the torch path measures on a CPU only")
 @pytest.mark.parametrize("block_size", [4, 5])
-def test_attention_mass_is_that_of_torch(model_folder, graphs, in_flight, block_size):
+def test_attention_mass_is_that_of_torch(model_folder, graphs, in_flight, block_size, monkeypatch):
     """With blocks of 5 tokens the decode kernel cannot say it, and keys are read again."""
+    monkeypatch.setattr(model_runner, "BY_HEAD_INTERVAL_S", 0.0)
     folder = model_folder("llama")
     options = {"block_size": block_size, "num_kv_blocks": 60, "measures": True}
     short = [GREEDY[0].replace(max_tokens=5)] * 4
@@ -233,6 +234,35 @@ def test_attention_mass_is_that_of_torch(model_folder, graphs, in_flight, block_
         torch.testing.assert_close(
             torch.from_numpy(run.by_head[request_id]), torch.from_numpy(heads), atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="the stand-in for graphs is for a CPU")
+def test_by_head_is_kept_rarely_and_by_graphs_of_its_own(model_folder, graphs, monkeypatch):
+    """The clock stands still, so one step of the measurement keeps it and no other."""
+    folder = model_folder("llama")
+    kinds = []
+    capture = DecodeGraphs.__call__
+
+    def note(self: Any, num_reqs: int, num_blocks: int, kind: Any = None) -> Any:
+        kinds.append(kind)
+        return capture(self, num_reqs, num_blocks, kind)
+
+    monkeypatch.setattr(DecodeGraphs, "__call__", note)
+    init = device_runner.DeviceRunner.__init__
+
+    def with_clock(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self._clock = lambda: 7.0
+
+    monkeypatch.setattr(device_runner.DeviceRunner, "__init__", with_clock)
+    short = [GREEDY[0].replace(max_tokens=5)]
+    prompts = [[3]]  # its first step is one row, as of a decoding request
+    run = Run(folder, "triton", short, prompts=prompts, num_kv_blocks=60, measures=True)
+
+    assert kinds == ["heads", "mean", "mean", "mean", "mean"]
+    assert all(each.attention_mass for each in run.ran if each.req_ids)
+    (heads,) = run.by_head.values()
+    assert heads.shape == (2, 6, 1)
 
 
 def test_logits_that_are_no_numbers_end_a_request_with_an_error(model_folder, in_flight):

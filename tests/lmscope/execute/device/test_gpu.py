@@ -12,6 +12,7 @@ import torch
 
 from lmscope import LLM, SamplingParams
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
+from lmscope.execute import model_runner
 
 A = [5, 9, 33, 71, 2, 15, 8, 90, 64, 21, 7, 40, 3, 88, 17, 56, 29, 4, 11]
 PROMPTS = [{"prompt_token_ids": A[: 3 + i]} for i in range(8)]
@@ -93,11 +94,13 @@ def test_no_step_waits_for_the_device(model_folder, is_eager, asynchronous):
     assert len(steps) >= 8
 
 
-def test_watching_what_blocks_receive_does_not_wait_either(model_folder):
+@pytest.mark.parametrize("by_head", [False, True])
+def test_watching_what_blocks_receive_does_not_wait_either(model_folder, monkeypatch, by_head):
+    monkeypatch.setattr(model_runner, "BY_HEAD_INTERVAL_S", 0.0)
     seen: list[ModelRunnerOutput] = []
     with load(model_folder("llama"), async_scheduling=True) as llm:
         llm.tap.on(ModelRunnerOutput, seen.append)
-        with llm.measure_attention():
+        with llm.measure_attention(by_head=by_head):
             tokens_of(llm, greedy(12))
             seen.clear()
             with no_waiting(llm) as steps:
