@@ -689,7 +689,8 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
     def facts(given: EngineOptions) -> ModelFacts:
         chosen = backend(given)
         chosen.warn()
-        room = gpu_room(given, loaded) if loaded.device.type == "cuda" else None
+        on_gpu = loaded.device.type == "cuda"
+        room = gpu_room(given, loaded, chosen.name) if on_gpu else None
         return ModelFacts(
             max_model_len=loaded.max_model_len,
             kv_block_bytes=loaded.kv_block_bytes(given.block_size),
@@ -707,6 +708,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
             exact=given.exact,
             quantization=given.quantization,
             batch_invariant=given.batch_invariant,
+            attention_backend=chosen.name,
         )
         attention = chosen.line() if chosen.name == "triton" else None
         return lambda threads: body.plan(threads, attention)

@@ -94,7 +94,8 @@ def sample_reference(
     return tokens
 
 
-@jit
+# Not compiled anew for one row or for an even number of them: a row must draw the same.
+@jit(do_not_specialize=["num_rows", "sums_stride", "state_stride"])
 def draw_kernel(
     best_ptr, best_id_ptr, sums_ptr, state_ptr, maxima_ptr, logits_ptr, temperature_ptr,
     top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, logits_stride, vocab_size,

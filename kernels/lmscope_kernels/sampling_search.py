@@ -146,7 +146,7 @@ def row_maximum_kernel(
     tl.store(maxima_ptr + row * num_chunks + chunk, tl.max(x, axis=0))
 
 
-@jit
+@jit(do_not_specialize=["num_rows", "sums_stride", "state_stride"])
 def narrow_kernel(
     sums_ptr, state_ptr, maxima_ptr, logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     min_p_ptr, logits_stride, vocab_size, num_chunks, num_rows, level, sums_stride,

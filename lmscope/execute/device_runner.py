@@ -28,6 +28,7 @@ from lmscope.execute.cuda_graphs import DecodeGraphs, capture_cuda_graph
 from lmscope.execute.device_inputs import DeviceBatch, DeviceInputs
 from lmscope.execute.device_sampler import DeviceSampler
 from lmscope.execute.input_batch import CachedRequestState, PreparedInputs
+from lmscope.execute.invariant_sampler import InvariantSampler
 from lmscope.execute.model_runner import ExecuteModelState, ModelRunner
 from lmscope.execute.pending_output import Landing, PendingOutput, Ring
 from lmscope.execute.sampler import errors_of
@@ -87,16 +88,29 @@ class DeviceRunner(ModelRunner):
         self._inputs = DeviceInputs(
             config.max_num_batched_tokens, max_num_reqs, self._max_blocks, device
         )
-        self._scratch = DecodeScratch(
-            max_num_reqs,
-            loaded.num_query_heads,
-            loaded.head_size,
-            self._max_blocks * block_size,
-            device,
+        self._is_invariant = config.batch_invariant
+        # Decoding rows take the kernel that prompts take, and none has splits, in an engine
+        # whose bits must not depend on what else is in the batch.
+        self._scratch = (
+            None
+            if self._is_invariant
+            else DecodeScratch(
+                max_num_reqs,
+                loaded.num_query_heads,
+                loaded.head_size,
+                self._max_blocks * block_size,
+                device,
+            )
         )
         self._device_sampler = DeviceSampler(
-            max_num_reqs, loaded.vocab_size, device, self._inputs.turns
+            max_num_reqs,
+            loaded.vocab_size,
+            device,
+            self._inputs.turns,
+            batch_invariant=self._is_invariant,
         )
+        if self._is_invariant:
+            self.sampler = InvariantSampler(loaded.vocab_size, self._device_sampler)
         self._ring = Ring(max_num_reqs, device)
         self._landing = self._ring.take()
         self._unresolved: list[_Unresolved] = []
@@ -242,7 +256,7 @@ class DeviceRunner(ModelRunner):
             or inputs.num_tokens != self.input_batch.num_reqs
             or size & (size - 1)
             or size > _MOST_MEASURED_BLOCK_SIZE
-            or self._scratch.workspace(num_reqs, num_blocks * size) is None
+            or self._workspace(num_reqs, num_blocks) is None
         ):
             return None
         return "heads" if self._keeps_heads else "mean"
@@ -291,9 +305,8 @@ class DeviceRunner(ModelRunner):
             mass = DecodeMass(
                 num_reqs, loaded.num_query_heads, num_blocks, loaded.device, kind == "heads"
             )
-        longest = num_blocks * self.block_size
-        workspace = self._scratch.workspace(num_reqs, longest)
-        view = self._view(buffers, longest, workspace, mass, None)
+        workspace = self._workspace(num_reqs, num_blocks)
+        view = self._view(buffers, num_blocks * self.block_size, workspace, mass, None)
         logits = self._body.logits(buffers.token_ids, view, self.kv_cache, None)
         if self._graphs is not None:
             # One place for all graphs: each would keep its own, gigabytes of a large vocabulary.
@@ -302,6 +315,12 @@ class DeviceRunner(ModelRunner):
             if num_reqs <= len(self._logits):
                 logits = self._logits[:num_reqs].copy_(logits)
         return _Result(logits, mass)
+
+    def _workspace(self, num_reqs: int, num_blocks: int) -> DecodeWorkspace | None:
+        """For the decode kernel; None where it does not run and the other one does."""
+        if self._scratch is None:
+            return None
+        return self._scratch.workspace(num_reqs, num_blocks * self.block_size)
 
     def _view(
         self,
@@ -318,6 +337,7 @@ class DeviceRunner(ModelRunner):
             block_table=on_device.block_table,
             workspace=workspace,
             mass=decode_mass,
+            has_fixed_tile=self._is_invariant,
         )
         return BatchView.of_kernels(
             kernels, positions=on_device.positions, max_seq_len=max_seq_len, mass=mass

@@ -19,19 +19,32 @@ from lmscope.execute.sampling_row import SamplingRow
 
 __all__ = ["DeviceSampler"]
 
+_ROW_STEP = 16
 _LARGEST = torch.finfo(torch.float32).max
 
 
 class DeviceSampler:
-    """Buffers for at most `max_num_reqs` rows; parameters are copied when the rows change."""
+    """Buffers for at most `max_num_reqs` rows; parameters are copied when the rows change.
+
+    batch_invariant    a row draws the same bits from its logits in any batch: logits are copied
+                       into rows of one type and alignment, and where a row has a filter, the
+                       kernels run that have all of them
+    """
 
     def __init__(
-        self, max_num_reqs: int, vocab_size: int, device: torch.device, turns: Turns
+        self,
+        max_num_reqs: int,
+        vocab_size: int,
+        device: torch.device,
+        turns: Turns,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         def column(dtype: torch.dtype) -> Column:
             return Column(max_num_reqs, dtype, device, turns)
 
         self._vocab_size = vocab_size
+        self._is_invariant = batch_invariant
         self._workspace = SamplingWorkspace.allocate(max_num_reqs, vocab_size, device)
         self._temperature = column(torch.float32)
         self._top_k = column(torch.int32)
@@ -62,6 +75,8 @@ class DeviceSampler:
         num_rows = len(rows)
         if not _are_same(self._rows, rows):
             self._load(tuple(rows))
+        if self._is_invariant:
+            logits = _in_float32_rows(logits)
         score = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
         tokens = sample(
             logits,
@@ -87,6 +102,9 @@ class DeviceSampler:
         self._has_top_k = any(0 < each.top_k < self._vocab_size for each in drawn)
         self._has_top_p = any(each.top_p < 1.0 for each in drawn)
         self._has_min_p = any(each.min_p > 0.0 for each in drawn)
+        if self._is_invariant:
+            has_filter = self._has_top_k or self._has_top_p or self._has_min_p
+            self._has_top_k = self._has_top_p = self._has_min_p = has_filter
         if self._has_top_k:
             self._top_k.load(top_k)
         if self._has_top_p:
@@ -96,6 +114,17 @@ class DeviceSampler:
         # All 64 bits of the seed, as int64 holds them.
         self._seed.load([_signed(row.seed) for row in rows])
         self._rows = rows
+
+
+def _in_float32_rows(logits: Tensor) -> Tensor:
+    """[R, V] float32 in rows that begin at multiples of 16; the logits where they are so."""
+    num_rows, vocab_size = logits.shape
+    is_fine = logits.stride(0) % _ROW_STEP == 0 and logits.data_ptr() % 16 == 0
+    if logits.dtype == torch.float32 and is_fine:
+        return logits
+    padded = -(-vocab_size // _ROW_STEP) * _ROW_STEP
+    rows = logits.new_empty(num_rows, padded, dtype=torch.float32)[:, :vocab_size]
+    return rows.copy_(logits)
 
 
 def _are_same(known: Sequence[SamplingRow], rows: Sequence[SamplingRow]) -> bool:

@@ -40,8 +40,10 @@ class GpuRoom(NamedTuple):
     why: str
 
 
-def gpu_room(options: EngineOptions, loaded: LoadedModel) -> GpuRoom | None:
+def gpu_room(options: EngineOptions, loaded: LoadedModel, attention_backend: str) -> GpuRoom | None:
     """What a GPU has left for the cache of an engine; None where the user has said how much.
+
+    attention_backend    the one that was chosen
 
     Runs one step. ValueError, with the numbers, where nothing is left.
     """
@@ -49,7 +51,7 @@ def gpu_room(options: EngineOptions, loaded: LoadedModel) -> GpuRoom | None:
         return None
     device = loaded.device
     torch.cuda.empty_cache()
-    step_bytes = _largest_step_bytes(options, loaded)
+    step_bytes = _largest_step_bytes(options, loaded, attention_backend)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
@@ -94,7 +96,7 @@ def room_for_cache(*, total: int, free: int, own: int, step: int, utilization: f
 
 
 @torch.inference_mode()
-def _largest_step_bytes(options: EngineOptions, loaded: LoadedModel) -> int:
+def _largest_step_bytes(options: EngineOptions, loaded: LoadedModel, attention_backend: str) -> int:
     """The most memory that a step takes beside weights and cache, by running one.
 
     Requests of one token fill it up: what attention keeps for itself is allocated once, and the
@@ -109,6 +111,7 @@ def _largest_step_bytes(options: EngineOptions, loaded: LoadedModel) -> int:
         exact=options.exact,
         quantization=options.quantization,
         batch_invariant=options.batch_invariant,
+        attention_backend=attention_backend,
     )
     block_size = options.block_size
     query_lens = np.full(num_reqs, num_tokens // num_reqs, dtype=np.int32)

@@ -280,7 +280,9 @@ class ModelRunner:
             prompt_logprobs=(
                 None
                 if params.prompt_logprobs is None
-                else PromptLogprobs(new.prompt_token_ids, params.prompt_logprobs)
+                else PromptLogprobs(
+                    new.prompt_token_ids, params.prompt_logprobs, self.sampler.prompt_logprobs
+                )
             ),
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
-from lmscope.execute.sampler import prompt_logprobs
 
 __all__ = ["PromptLogprobs"]
 
@@ -18,12 +18,19 @@ _ROWS_AT_ONCE = 64
 class PromptLogprobs:
     """What is known of one prompt; position p of it predicts the token at p + 1.
 
-    k    columns beside the token's own; -1: the whole vocabulary
+    k         columns beside the token's own; -1: the whole vocabulary
+    gather    makes them of logits: `prompt_logprobs` of a Sampler
     """
 
-    def __init__(self, prompt_token_ids: tuple[int, ...], k: int) -> None:
+    def __init__(
+        self,
+        prompt_token_ids: tuple[int, ...],
+        k: int,
+        gather: Callable[[Tensor, Sequence[int], int], LogprobsLists],
+    ) -> None:
         self._prompt_token_ids = prompt_token_ids
         self._k = k
+        self._gather = gather
         self._parts: list[LogprobsLists] = []
         self._num_done = 0
 
@@ -43,7 +50,7 @@ class PromptLogprobs:
         targets = self._prompt_token_ids[first + 1 : first + 1 + len(logits)]
         for start in range(0, len(targets), _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
-            self._parts.append(prompt_logprobs(logits[rows], targets[rows], self._k))
+            self._parts.append(self._gather(logits[rows], targets[rows], self._k))
         self._num_done += len(targets)
 
     def result(self) -> LogprobsLists:

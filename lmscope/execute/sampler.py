@@ -27,7 +27,7 @@ from lmscope.execute.logits_adjustment import LogitsAdjustment
 from lmscope.execute.logits_filters import filter_min_p, filter_top_k, filter_top_p
 from lmscope.execute.random_draws import draw_tokens
 from lmscope.execute.sampling_row import SamplingRow
-from lmscope.execute.token_logprobs import gather_logprobs, prompt_logprobs
+from lmscope.execute.token_logprobs import gather_logprobs
 
 __all__ = [
     "LogprobsMode",
@@ -35,7 +35,6 @@ __all__ = [
     "SamplerOutput",
     "SamplingRow",
     "errors_of",
-    "prompt_logprobs",
 ]
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -107,6 +106,24 @@ class Sampler:
             return adjusted
         return batch.drawn_from(adjusted, batch.process(adjusted))
 
+    @torch.inference_mode()
+    def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], k: int) -> LogprobsLists:
+        """Raw log probabilities of the prompt tokens that follow the given positions.
+
+        logits   [N, V], row i computed from the prompt up to the token before targets[i]
+        targets  [N] prompt token ids
+        k        as in `gather_logprobs`
+        """
+        token_ids = torch.tensor(targets, dtype=torch.int64, device=logits.device)
+        return self._gather(self._log_softmax(logits), token_ids, k)
+
+    def _log_softmax(self, logits: Tensor) -> Tensor:
+        """Of each row, in float32."""
+        return logits.log_softmax(dim=-1, dtype=torch.float32)
+
+    def _gather(self, values: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
+        return gather_logprobs(values, token_ids, k)
+
     def _batch_of(self, rows: Sequence[SamplingRow], device: torch.device) -> _Batch:
         """What is known of these rows, from the step before while they are the same."""
         batch = self._batch
@@ -129,8 +146,8 @@ class Sampler:
             else:
                 values = batch.drawn_from(adjusted, processed)[rows]
             if self.logprobs_mode.endswith("logprobs"):
-                values = values.log_softmax(dim=-1)
-            columns = gather_logprobs(values, token_ids[rows], k)
+                values = self._log_softmax(values)
+            columns = self._gather(values, token_ids[rows], k)
             for i, row in enumerate(rows):
                 lists[row] = LogprobsLists(
                     columns.logprob_token_ids[i : i + 1],

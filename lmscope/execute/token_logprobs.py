@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,39 +9,50 @@ from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
 
-__all__ = ["gather_logprobs", "prompt_logprobs"]
+__all__ = ["gather_logprobs"]
 
 
-def gather_logprobs(values: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
+# Rows whose keys, of eight bytes for each token, are in memory at once.
+_ROWS_AT_ONCE = 16
+
+
+def gather_logprobs(
+    values: Tensor, token_ids: Tensor, k: int, *, are_ties_by_id: bool = False
+) -> LogprobsLists:
     """The value and rank of one token per row, and the k largest values of the row.
 
-    values     [N, V] float32: log probabilities, or logits where those are asked for
-    token_ids  [N] int64
-    k          columns beside the token's own; -1: the whole vocabulary
+    values          [N, V] float32: log probabilities, or logits where those are asked for
+    token_ids       [N] int64
+    k               columns beside the token's own; -1: the whole vocabulary
+    are_ties_by_id  of equal values those of the lowest ids, and these first; else as torch finds
+                    them, which on a GPU may change with N
     """
     vocab_size = values.shape[1]
     chosen = values.gather(1, token_ids[:, None])
     ranks = (values >= chosen).sum(dim=-1)
-    top = values.topk(vocab_size if k == -1 else min(k, vocab_size), dim=-1)
+    count = vocab_size if k == -1 else min(k, vocab_size)
+    top_values, top_ids = (
+        _first_by_id(values, count) if are_ties_by_id else values.topk(count, dim=-1)
+    )
     return LogprobsLists(
-        logprob_token_ids=_rows(torch.cat((token_ids[:, None], top.indices), dim=1)),
-        logprobs=_rows(torch.cat((chosen, top.values), dim=1)),
+        logprob_token_ids=_rows(torch.cat((token_ids[:, None], top_ids), dim=1)),
+        logprobs=_rows(torch.cat((chosen, top_values), dim=1)),
         sampled_token_ranks=tuple(ranks.tolist()),
     )
 
 
-@torch.inference_mode()
-def prompt_logprobs(logits: Tensor, targets: Sequence[int], k: int) -> LogprobsLists:
-    """Raw log probabilities of the prompt tokens that follow the given positions.
-
-    logits   [N, V], row i computed from the prompt up to the token before targets[i]
-    targets  [N] prompt token ids
-    k        as in `gather_logprobs`
-    """
-    values = logits.log_softmax(dim=-1, dtype=torch.float32)
-    return gather_logprobs(
-        values, torch.tensor(targets, dtype=torch.int64, device=logits.device), k
-    )
+def _first_by_id(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As topk, and of equal values the lowest ids first: no two keys are the same."""
+    vocab_size = values.shape[1]
+    places = torch.arange(vocab_size - 1, -1, -1, device=values.device)
+    found = []
+    for rows in torch.split(values, _ROWS_AT_ONCE):
+        bits = rows.contiguous().view(torch.int32).long()
+        # In the order of the numbers: below zero the larger magnitude is the smaller number.
+        keys = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32) + places
+        found.append(keys.topk(count, dim=-1).indices)
+    indices = torch.cat(found)
+    return values.gather(1, indices), indices
 
 
 def _rows(table: Tensor) -> tuple[tuple[Any, ...], ...]:

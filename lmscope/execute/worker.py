@@ -39,6 +39,7 @@ class Worker:
             exact=config.exact,
             quantization=config.quantization,
             batch_invariant=config.batch_invariant,
+            attention_backend=config.attention_backend,
         )
         if config.attention_backend == "triton":
             self._runner = DeviceRunner(config, loaded, body, num_blocks, block_size)

@@ -3,6 +3,8 @@
 torch     gathers keys block by block, or loops over them on a CPU; runs everywhere
 triton    the kernels of lmscope_kernels: CUDA devices from sm_80 on, and under Triton's
           interpreter (TRITON_INTERPRET=1), which is for tests, a CPU
+
+Batch-invariant engines are of kernels on a GPU and of torch and numba on a CPU; there is no third.
 """
 
 from __future__ import annotations
@@ -28,17 +30,24 @@ _MOST_HEADS_PER_KV_HEAD = 128
 class AttentionBackend(NamedTuple):
     """A back end, and why it is this one.
 
-    name       "torch" or "triton"
-    warning    what runs in the place of what was to be expected; "": nothing else was
+    name            "torch" or "triton"
+    warning         what runs in the place of what was to be expected; "": nothing else was
+    is_invariant    of a batch-invariant engine
     """
 
     name: str
     why: str
     warning: str = ""
+    is_invariant: bool = False
 
     def line(self) -> PlanLine:
         """As `llm.plan` shows it, where the kernels run."""
-        return PlanLine("over the paged cache, all rows in Triton", self.why)
+        rows = (
+            "all rows in one Triton kernel, in one tile"
+            if self.is_invariant
+            else ("all rows in Triton")
+        )
+        return PlanLine(f"over the paged cache, {rows}", self.why)
 
     def warn(self) -> None:
         if self.warning:
@@ -59,16 +68,31 @@ def choose_attention_backend(
 
     asked    "auto": Triton on a CUDA device that can run it, else torch; or one of the names
 
-    ValueError when Triton was asked for by name and cannot run, with what to do.
+    ValueError, with what to do, when Triton was asked for by name and cannot run, and for a
+    batch-invariant engine on a GPU without it.
     """
+    must_be_kernels = batch_invariant and device.type == "cuda"
     if asked == "torch":
+        if must_be_kernels:
+            raise ValueError(
+                f"batch_invariant is True and attention_backend is 'torch'; on {device} only the "
+                "Triton kernels are batch-invariant, so use attention_backend='triton', or "
+                "device='cpu'"
+            )
         return AttentionBackend("torch", "attention_backend='torch'")
-    reason = _why_not_triton(
-        device, dtype, head_size, num_query_heads // num_kv_heads, batch_invariant
-    )
+    reason = _why_not_triton(device, dtype, head_size, num_query_heads // num_kv_heads)
+    if must_be_kernels and reason is not None:
+        raise ValueError(
+            f"batch_invariant is True, and on {device} that takes the Triton kernels, which cannot "
+            f"run: {reason}; use device='cpu', or leave batch_invariant out"
+        )
     if asked == "triton":
         if reason is None:
-            return AttentionBackend("triton", "attention_backend='triton'" + _interpreted())
+            return AttentionBackend(
+                "triton",
+                "attention_backend='triton'" + _interpreted(),
+                is_invariant=batch_invariant,
+            )
         raise ValueError(
             f"attention_backend is 'triton' and cannot be: {reason}; use attention_backend='torch'"
             + (
@@ -80,7 +104,7 @@ def choose_attention_backend(
     if device.type != "cuda":
         return AttentionBackend("torch", f"the device is {device}")
     if reason is None:
-        return AttentionBackend("triton", f"the device is {device}")
+        return AttentionBackend("triton", f"the device is {device}", is_invariant=batch_invariant)
     return AttentionBackend(
         "torch",
         reason,
@@ -94,14 +118,11 @@ def _why_not_triton(
     dtype: torch.dtype,
     head_size: int,
     heads_per_kv_head: int,
-    batch_invariant: bool,
 ) -> str | None:
     """Why the kernels cannot run; None: they can."""
     can_run, why = is_available(device, dtype)
     if not can_run:
         return why
-    if batch_invariant:
-        return "batch_invariant=True has an attention of its own"
     if head_size % _HEAD_SIZE_STEP or not 0 < head_size <= _LARGEST_HEAD_SIZE:
         return (
             f"heads have {head_size} numbers, and the kernels take multiples of "

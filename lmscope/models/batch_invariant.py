@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmscope.models.attention import BatchView, KVCache
-from lmscope.models.fuse import LeanForward, LeanLayout, NotLean
+from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, RotaryTable
 from lmscope.models.linear import (
     ChosenMethod,
     Linear,
@@ -54,7 +54,8 @@ _ALIGNMENT = 64
 # From so many numbers on, torch divides an elementwise operation between threads, in the middle
 # of a row.
 _MOST_ELEMENTS = 32767
-_POSITIONS_PER_PAGE = 128
+# Cosines of a long table may have other bits in the same place than those of a short one.
+POSITIONS_PER_PAGE = 128
 
 
 def invariant_method(chosen: ChosenMethod) -> ChosenMethod:
@@ -201,7 +202,9 @@ class InvariantForward(LeanForward):
         if any(layer.activation is not F.silu for layer in layout.layers):
             raise NotLean("its activation is not SiLU")
         super().__init__(layout, linears, device)
-        self._pages = _RotaryPages(layout.rotary)
+        self._rotary = RotaryTable(
+            layout.rotary, layout.head_size, device, positions_per_page=POSITIONS_PER_PAGE
+        )
         self._kernel = kernel.name
 
     @property
@@ -228,7 +231,7 @@ class InvariantForward(LeanForward):
         hidden = F.embedding(token_ids[:num_tokens], layout.embedding)
         if layout.embedding_multiplier != 1.0:
             hidden.mul_(layout.embedding_multiplier)
-        cosine, sine = self._pages(batch.positions[:num_tokens])
+        cosine, sine = (table[:num_tokens] for table in self._rotary(batch))
         attention = _rows_of(batch, kv_cache.key[0].shape[1], self._kernel)
         slots = batch.slot_mapping[:num_tokens]
         last = len(self._steps) - 1
@@ -265,39 +268,6 @@ class InvariantForward(LeanForward):
             _add(hidden, mlp, layer.after_mlp, layer.residual_multiplier)
         logits = self._head(_rms_norm(hidden, layout.norm))
         return logits.div_(layout.logits_divisor) if layout.logits_divisor != 1.0 else logits
-
-
-class _RotaryPages:
-    """Cosines and sines of positions, as the module's own rotary embedding computes them.
-
-    In pages: those of a long table may have other bits in the same place than those of a short.
-    """
-
-    def __init__(self, rotary: torch.nn.Module) -> None:
-        self._rotary = rotary
-        self._tables = self._page(0)
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, 1, D] each; the sine of the first half of a head is negative."""
-        cosine, sine = self._tables
-        num_pages = int(positions.max()) // _POSITIONS_PER_PAGE + 1
-        num_known = len(cosine) // _POSITIONS_PER_PAGE
-        if num_pages > num_known:
-            new = [self._page(page) for page in range(num_known, num_pages)]
-            # In one assignment: another engine may look at the same time.
-            self._tables = cosine, sine = (
-                torch.cat([cosine, *(page[0] for page in new)]),
-                torch.cat([sine, *(page[1] for page in new)]),
-            )
-        return cosine.index_select(0, positions), sine.index_select(0, positions)
-
-    def _page(self, page: int) -> tuple[Tensor, Tensor]:
-        start = page * _POSITIONS_PER_PAGE
-        positions = torch.arange(start, start + _POSITIONS_PER_PAGE)
-        cosine, sine = self._rotary(torch.empty(0, dtype=torch.float32), positions[None])
-        signed = sine[0].clone()
-        signed[:, : signed.shape[1] // 2].neg_()
-        return cosine[0][:, None], signed[:, None]
 
 
 def _rows_of(batch: BatchView, block_size: int, kernel: str) -> InvariantRows:

@@ -27,6 +27,7 @@ from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.batch_invariant import InvariantForward
 from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
 from lmscope.models.kernel_forward import KernelForward, uses_kernels
+from lmscope.models.kernel_invariant import KernelInvariantForward
 from lmscope.models.linear import ChosenMethod, Linear, PlainLinears, WeightAndBias
 from lmscope.models.plan import ExecutionPlan, PlanLine
 from lmscope.models.support import ModelShape
@@ -52,22 +53,25 @@ class ModelBody:
         shape: ModelShape,
         *,
         batch_invariant: bool = False,
+        in_kernels: bool = False,
     ) -> None:
         """Packs the weights and proves the lean forward against the module, once.
 
         batch_invariant    a row has the same bits alone and in any batch; ValueError where the
                            module has no forward that is so
+        in_kernels         by the Triton kernels, which then attend too; else as on a CPU
         """
         self.module = module
         self._chosen = chosen
         self._is_invariant = batch_invariant
+        self._is_in_kernels = in_kernels
         self._is_warned = self._is_warned_of_hooks = False
         weight = next(module.parameters())
         self._decode_kernel = decode_kernel_choice(weight.dtype, weight.device)
         if self._decode_kernel.name == "numba":
             prepare_decode_kernel()
         layers = linear_layers(module)
-        layout, self._not_lean = _layout_of(module, weight)
+        layout, self._not_lean = _layout_of(module, weight, in_kernels)
         packed = _Packed(chosen, layers, [] if layout is None else layout.groups())
         self._packed = packed
         self._lean: LeanForward | None = None
@@ -179,6 +183,8 @@ class ModelBody:
             self._not_lean = f"the kernels cannot take the sizes of its norms in {dtype}"
             return None
         try:
+            if self._is_in_kernels:
+                return KernelInvariantForward(layout, self._packed.groups, device)
             return InvariantForward(layout, self._packed.groups, device, self._decode_kernel)
         except NotLean as reason:
             self._not_lean = str(reason)
@@ -373,10 +379,12 @@ class _Watch:
         return list(map(operator.attrgetter("_version"), self._parameters))
 
 
-def _layout_of(module: torch.nn.Module, weight: Tensor) -> tuple[LeanLayout | None, str | None]:
+def _layout_of(
+    module: torch.nn.Module, weight: Tensor, in_kernels: bool
+) -> tuple[LeanLayout | None, str | None]:
     has_kernels = weight.is_cuda and is_available(weight.device, weight.dtype)[0]
     try:
-        return lean_layout(module, takes_any_dtype=has_kernels), None
+        return lean_layout(module, takes_any_dtype=has_kernels or in_kernels), None
     except NotLean as reason:
         return None, str(reason)
 

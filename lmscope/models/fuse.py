@@ -23,12 +23,12 @@ from lmscope.models.linear import Linear
 from lmscope.models.support import longest_unstretched_length
 from lmscope.models.swap import linear_layers
 
-__all__ = ["LeanForward", "LeanLayout", "NotLean", "lean_layout"]
+__all__ = ["LeanForward", "LeanLayout", "NotLean", "RotaryTable", "lean_layout"]
 
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Granite", "Olmo2")
 _LINEARS_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LINEARS_OF_MLP = ("gate_proj", "up_proj", "down_proj")
-# Positions in the first rotary table; it doubles when a longer request comes.
+# Positions in the first rotary table; it doubles when a longer request comes. A multiple of pages.
 _FIRST_TABLE = 1024
 
 
@@ -152,7 +152,7 @@ class LeanForward:
         self, layout: LeanLayout, linears: Mapping[tuple[int, ...], Linear], device: torch.device
     ) -> None:
         self.layout = layout
-        self._rotary = _RotaryTable(layout.rotary, layout.head_size, device)
+        self._rotary = RotaryTable(layout.rotary, layout.head_size, device)
         self._head = linears[_ids((layout.head,))]
         self._steps = tuple(
             _LayerLinears(
@@ -251,13 +251,24 @@ class _LayerLinears(NamedTuple):
     down: Linear
 
 
-class _RotaryTable:
-    """Cosines and sines of positions, as the module's own rotary embedding computes them."""
+class RotaryTable:
+    """Cosines and sines of positions, as the module's own rotary embedding computes them.
 
-    def __init__(self, rotary: torch.nn.Module, head_size: int, device: torch.device) -> None:
+    positions_per_page    made in calls of so many positions, a divisor of 1,024, for those who
+                          must not notice how long the table is; None: in one call
+    """
+
+    def __init__(
+        self,
+        rotary: torch.nn.Module,
+        head_size: int,
+        device: torch.device,
+        positions_per_page: int | None = None,
+    ) -> None:
         self._rotary = rotary
         self._half = head_size // 2
         self._device = device
+        self._page = positions_per_page
         self._tables = self._compute(_FIRST_TABLE)
 
     def __call__(self, batch: BatchView) -> tuple[Tensor, Tensor]:
@@ -279,7 +290,10 @@ class _RotaryTable:
     def _compute(self, length: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(length, device=self._device)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
-        cosine, sine = self._rotary(like, positions[None])
+        pages = [
+            self._rotary(like, page[None]) for page in torch.split(positions, self._page or length)
+        ]
+        cosine, sine = (torch.cat(parts, dim=1) for parts in zip(*pages, strict=True))
         signed = sine[0].clone()
         signed[:, : self._half].neg_()
         return cosine[0][:, None].contiguous(), signed[:, None]

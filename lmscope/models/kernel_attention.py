@@ -15,7 +15,7 @@ from lmscope_kernels.store_kv import store_kv
 from lmscope_kernels.unified_attention import paged_attention
 from torch import Tensor
 
-__all__ = ["DecodeMass", "DecodeScratch", "KernelAttention"]
+__all__ = ["DecodeMass", "DecodeScratch", "KernelAttention", "readable"]
 
 _SPLIT = 256  # tokens of a split of the decode kernel; fixed, see its file
 # Partial results of splits take more only where long requests meet a large batch, and such a
@@ -104,6 +104,8 @@ class KernelAttention:
     seq_lens           [R]       int32; 0 in padding
     block_table        [R, max_blocks]   int32
     workspace          for a batch of one row a request; None: the kernel for all batches
+    has_fixed_tile     that kernel takes one tile for all batches, so that a row has the same bits
+                       in each of them
     """
 
     slot_mapping: Tensor
@@ -112,6 +114,7 @@ class KernelAttention:
     block_table: Tensor
     workspace: DecodeWorkspace | None
     mass: DecodeMass | None = None
+    has_fixed_tile: bool = False
 
     def attend(
         self,
@@ -125,7 +128,7 @@ class KernelAttention:
         softcap: float | None,
     ) -> Tensor:
         """Store, then attend; parameters and result as in BatchView.attend."""
-        query, key, value = _rows(query), _rows(key), _rows(value)
+        query, key, value = readable(query), readable(key), readable(value)
         # All of it first: a request may hit a block that another one fills in this step.
         store_kv(key, value, key_cache, value_cache, self.slot_mapping)
         if self.workspace is None:
@@ -139,6 +142,7 @@ class KernelAttention:
                 scale,
                 window=window,
                 softcap=softcap,
+                fixed_tile=self.has_fixed_tile,
             )
         mass = self.mass
         output = paged_decode(
@@ -159,12 +163,12 @@ class KernelAttention:
         return output
 
 
-def _rows(heads: Tensor) -> Tensor:
+def readable(rows: Tensor) -> Tensor:
     """The same numbers where the kernels can read them: strides that are multiples of 16."""
-    *strides, last = heads.stride()
+    *strides, last = rows.stride()
     is_fine = last == 1 and not any(stride % 16 for stride in strides)
     return (
-        heads
-        if is_fine and heads.data_ptr() % 16 == 0
-        else heads.clone(memory_format=torch.contiguous_format)
+        rows
+        if is_fine and rows.data_ptr() % 16 == 0
+        else rows.clone(memory_format=torch.contiguous_format)
     )

@@ -17,15 +17,17 @@ from torch.nn import functional as F
 
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.fuse import LeanForward, LeanLayout
+from lmscope.models.kernel_attention import readable
 from lmscope.models.linear import Linear
 
-__all__ = ["KernelForward", "uses_kernels"]
+__all__ = ["LARGEST_ROW", "ROW_STEP", "KernelForward", "Norm", "uses_kernels"]
 
 # Weight, epsilon and size, as a layout has them.
 Norm = tuple[Tensor, Tensor, int]
 
-_LARGEST_ROW = 16384
-_ROW_STEP = 16
+# Numbers of a row that a norm takes, and what lengths of rows must be multiples of.
+LARGEST_ROW = 16384
+ROW_STEP = 16
 
 
 def uses_kernels(layout: LeanLayout, device: torch.device) -> bool:
@@ -36,7 +38,7 @@ def uses_kernels(layout: LeanLayout, device: torch.device) -> bool:
     return (
         device.type == "cuda"
         and is_available(device, layout.embedding.dtype)[0]
-        and all(size % _ROW_STEP == 0 and size <= _LARGEST_ROW for size in sizes)
+        and all(size % ROW_STEP == 0 and size <= LARGEST_ROW for size in sizes)
     )
 
 
@@ -58,8 +60,11 @@ class KernelForward(LeanForward):
                 layer.after_mlp,
                 *(layer.head_norms or ()),
             ]
-        # As numbers: to ask the device for one is to wait for it.
-        self._epsilons = {id(norm): float(norm[1]) for norm in norms if norm is not None}
+        # Epsilons as numbers: to ask the device for one is to wait for it. Weights where kernels
+        # can read them, which those of a mapped file need not be.
+        self._norms = {
+            id(norm): (readable(norm[0]), float(norm[1])) for norm in norms if norm is not None
+        }
 
     def __call__(
         self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor | None
@@ -90,8 +95,7 @@ class KernelForward(LeanForward):
                     dim=1,
                 )
             if layer.has_positions:
-                turned = torch.roll(query_key, head_size // 2, -1)
-                query_key = torch.addcmul(query_key * cosine, turned, sine)
+                query_key = self._rotated(query_key, cosine, sine)
             attended = batch.attend(
                 query_key[:, :num_query_heads],
                 query_key[:, num_query_heads:],
@@ -123,10 +127,15 @@ class KernelForward(LeanForward):
             self._tables = tables = exact, (exact[0].to(self._dtype), exact[1].to(self._dtype))
         return tables[1]
 
+    def _rotated(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """[T, heads, D]; cosine and sine are [T, 1, D], the first half of the sine negative."""
+        turned = torch.roll(heads, heads.shape[-1] // 2, -1)
+        return torch.addcmul(heads * cosine, turned, sine)
+
     def _normed(self, rows: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:
             return rows
-        return rms_norm(rows, norm[0], self._epsilons[id(norm)])
+        return rms_norm(rows, *self._norms[id(norm)])
 
     def _add(
         self,
@@ -141,13 +150,13 @@ class KernelForward(LeanForward):
         after    norm of what is added, before it is
         """
         if after is None and multiplier == 1.0 and norm is not None:
-            return rms_norm(new, norm[0], self._epsilons[id(norm)], residual=hidden)
+            return rms_norm(new, *self._norms[id(norm)], residual=hidden)
         hidden.add_(self._normed(new, after), alpha=multiplier)
         return self._normed(hidden, norm)
 
 
 def _activated(gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    if activation is F.silu and gate_up.shape[1] % (2 * _ROW_STEP) == 0:
+    if activation is F.silu and gate_up.shape[1] % (2 * ROW_STEP) == 0:
         return silu_mul(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return activation(gate) * up

@@ -28,6 +28,7 @@ __all__ = [
     "PlainLinears",
     "SideBySideLinears",
     "WeightAndBias",
+    "adjoined",
     "choose_linear_method",
 ]
 
@@ -104,17 +105,7 @@ class SideBySideLinears:
         return None
 
     def pack(self, parts: Sequence[WeightAndBias]) -> Linear:
-        weight = _adjoining([part.weight for part in parts])
-        if weight is None:
-            # In nobody's inference mode: the weights must tell when they are written to.
-            with torch.inference_mode(False), torch.no_grad():
-                weight = torch.cat([part.weight for part in parts])
-                start = 0
-                for part in parts:
-                    end = start + len(part.weight)
-                    part.weight.data = weight[start:end]
-                    start = end
-        bias = _biases(parts)
+        weight, bias = adjoined(parts)
         return lambda rows: F.linear(rows, weight, bias)
 
     def packed_bytes(self, weight: Tensor) -> int:
@@ -234,6 +225,21 @@ def _why_not_int8(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"is for a CPU, and this is {device.type}; use device='cpu'"
     if dtype != torch.float32:
         return f"takes float32, and this is {_name(dtype)}; use dtype='float32'"
+def adjoined(parts: Sequence[WeightAndBias]) -> WeightAndBias:
+    """One weight and bias that give the outputs of all parts, whose weights become parts of it."""
+    weight = _adjoining([part.weight for part in parts])
+    if weight is None:
+        # In nobody's inference mode: the weights must tell when they are written to.
+        with torch.inference_mode(False), torch.no_grad():
+            weight = torch.cat([part.weight for part in parts])
+            start = 0
+            for part in parts:
+                end = start + len(part.weight)
+                part.weight.data = weight[start:end]
+                start = end
+    return WeightAndBias(weight, _biases(parts))
+
+
     reason = why_not_numba()
     return None if reason is None else f"needs the extra cpu: {reason}"
 

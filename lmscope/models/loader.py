@@ -22,6 +22,7 @@ from lmscope.checks import nearest
 from lmscope.models.attention import ATTENTION_NAME
 from lmscope.models.batch_invariant import invariant_method
 from lmscope.models.body import ModelBody
+from lmscope.models.kernel_invariant import kernel_invariant_method
 from lmscope.models.linear import choose_linear_method
 from lmscope.models.model_folder import in_which_files
 from lmscope.models.model_source import find_model
@@ -78,27 +79,41 @@ class LoadedModel:
     _bodies: _Bodies = field(default_factory=lambda: _Bodies(), repr=False, compare=False)
 
     def body(
-        self, *, exact: bool, quantization: str | None = None, batch_invariant: bool = False
+        self,
+        *,
+        exact: bool,
+        quantization: str | None = None,
+        batch_invariant: bool = False,
+        attention_backend: str = "torch",
     ) -> ModelBody:
         """What runs the module; made once for each choice of options, and then shared.
 
         exact              weights in the dtype of the module, as F.linear multiplies by them
         quantization       how weights are stored where that changes results; None: not at all
         batch_invariant    a token has the same bits alone and in any batch
+        attention_backend  what attends; "triton": all that is to be batch-invariant runs in its
+                           kernels. Of no effect otherwise
 
         ValueError when the quantization cannot be had, or the model cannot be run batch-invariant.
         """
         with self._bodies.lock:
-            key = exact, quantization, batch_invariant
+            in_kernels = batch_invariant and attention_backend == "triton"
+            key = exact, quantization, batch_invariant, in_kernels
             if key not in self._bodies.made:
                 chosen = choose_linear_method(
                     exact=exact, quantization=quantization, dtype=self.dtype, device=self.device
                 )
-                if batch_invariant:
+                if in_kernels:
+                    chosen = kernel_invariant_method()
+                elif batch_invariant:
                     chosen = invariant_method(chosen)
                 shape = ModelShape(**{name: getattr(self, name) for name in ModelShape._fields})
                 self._bodies.made[key] = ModelBody(
-                    self.module, chosen, shape, batch_invariant=batch_invariant
+                    self.module,
+                    chosen,
+                    shape,
+                    batch_invariant=batch_invariant,
+                    in_kernels=in_kernels,
                 )
             return self._bodies.made[key]
 
@@ -120,7 +135,7 @@ class _Bodies:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.made: dict[tuple[bool, str | None, bool], ModelBody] = {}
+        self.made: dict[tuple[bool, str | None, bool, bool], ModelBody] = {}
 
 
 def load_model(

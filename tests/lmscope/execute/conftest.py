@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,21 +21,30 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> Callable[..., tuple[Any, Any]]:
-    """`tiny_model("qwen3", **config)` -> (LoadedModel, the same weights as transformers has them).
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`model_folder("gemma2", sliding_window=7)` -> the folder of a tiny model, made once.
 
     Weights are large and embeddings untied, so that logits depend on every token; heads are
     not hidden_size / num_heads wide, and several of them share keys.
     """
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import (
+        AutoModelForCausalLM,
+        Gemma2Config,
+        LlamaConfig,
+        Qwen2Config,
+        Qwen3Config,
+    )
 
-    from lmscope.models.loader import load_model
+    configs = {
+        "gemma2": Gemma2Config,
+        "llama": LlamaConfig,
+        "qwen2": Qwen2Config,
+        "qwen3": Qwen3Config,
+    }
+    made: dict[Any, Path] = {}
 
-    configs = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
-    made: dict[Any, tuple[Any, Any]] = {}
-
-    def make(kind: str = "llama", **changes: Any) -> tuple[Any, Any]:
+    def make(kind: str, **changes: Any) -> Path:
         key = kind, tuple(sorted(changes.items()))
         if key not in made:
             settings = {
@@ -53,13 +63,32 @@ def tiny_model(tmp_path_factory) -> Callable[..., tuple[Any, Any]]:
                 "pad_token_id": 0,
                 **changes,
             }
-            folder = tmp_path_factory.mktemp(kind)
+            made[key] = tmp_path_factory.mktemp(kind)
             torch.manual_seed(1)
-            module = AutoModelForCausalLM.from_config(configs[kind](**settings))
-            module.save_pretrained(folder)
-            reference = AutoModelForCausalLM.from_pretrained(folder).eval()
-            made[key] = load_model(folder, show_progress=False), reference
+            AutoModelForCausalLM.from_config(configs[kind](**settings)).save_pretrained(made[key])
         return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(model_folder: Callable[..., Path]) -> Callable[..., tuple[Any, Any]]:
+    """`tiny_model("qwen3", **config)` -> (LoadedModel, the same weights as transformers has them).
+
+    Of a model_folder, loaded once.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from lmscope.models.loader import load_model
+
+    made: dict[Path, tuple[Any, Any]] = {}
+
+    def make(kind: str = "llama", **changes: Any) -> tuple[Any, Any]:
+        folder = model_folder(kind, **changes)
+        if folder not in made:
+            reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+            made[folder] = load_model(folder, show_progress=False), reference
+        return made[folder]
 
     return make
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmscope.execute import sampler as sampler_module
-from lmscope.execute.sampler import Sampler, SamplerOutput, SamplingRow, prompt_logprobs
+from lmscope.execute.sampler import Sampler, SamplerOutput, SamplingRow
 from lmscope.sampling_params import SamplingParams
 
 INF = math.inf
@@ -461,7 +461,7 @@ def test_more_logprobs_than_tokens_are_all_of_them():
 def test_prompt_logprobs_are_those_of_the_following_tokens():
     logits = torch.tensor([log_of(0.2, 0.7, 0.1), log_of(0.6, 0.3, 0.1)], dtype=torch.float64)
 
-    lists = prompt_logprobs(logits, [2, 0], 1)
+    lists = Sampler(3).prompt_logprobs(logits, [2, 0], 1)
 
     assert lists.logprob_token_ids == ((2, 1), (0, 0))
     assert lists.logprobs[0] == pytest.approx(log_of(0.1, 0.7))
@@ -470,7 +470,7 @@ def test_prompt_logprobs_are_those_of_the_following_tokens():
 
 
 def test_prompt_logprobs_of_a_prompt_of_one_token_are_empty():
-    lists = prompt_logprobs(torch.empty(0, 5), [], 2)
+    lists = Sampler(5).prompt_logprobs(torch.empty(0, 5), [], 2)
 
     assert lists.logprobs == ()
     assert lists.sampled_token_ranks == ()

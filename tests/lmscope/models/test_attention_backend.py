@@ -52,7 +52,6 @@ def test_a_gpu_that_can_has_triton_and_a_cpu_has_torch(there):
         ("", {"head_size": 100}, "heads have 100 numbers"),
         ("", {"head_size": 512}, "heads have 512 numbers"),
         ("", {"num_query_heads": 256, "num_kv_heads": 1}, "256 query heads share"),
-        ("", {"batch_invariant": True}, "batch_invariant"),
     ],
 )
 def test_a_gpu_that_cannot_says_once_what_runs_instead(there, caplog, why, changes, match):
@@ -67,6 +66,25 @@ def test_a_gpu_that_cannot_says_once_what_runs_instead(there, caplog, why, chang
     assert match in record.getMessage()
     with pytest.raises(ValueError, match=match):
         choose("triton", **changes)
+
+
+def test_a_batch_invariant_engine_on_a_gpu_is_one_of_kernels_or_none(there):
+    there("")
+    for chosen in (choose(batch_invariant=True), choose("triton", batch_invariant=True)):
+        assert chosen.name == "triton"
+        assert chosen.warning == ""
+        assert "one Triton kernel, in one tile" in chosen.line().what
+    assert "one tile" not in choose().line().what
+    with pytest.raises(ValueError, match=r"only the Triton kernels .* or device='cpu'"):
+        choose("torch", batch_invariant=True)
+    for asked in ("auto", "triton"):
+        with pytest.raises(ValueError, match="heads have 100 numbers.*leave batch_invariant out"):
+            choose(asked, batch_invariant=True, head_size=100)
+    there("Triton is not installed")
+    with pytest.raises(ValueError, match=r"cannot run: Triton is not installed; use device='cpu'"):
+        choose(batch_invariant=True)
+    assert choose(device=CPU, batch_invariant=True)[:2] == ("torch", "the device is cpu")
+    assert choose("torch", device=CPU, batch_invariant=True).name == "torch"
 
 
 def test_nothing_is_said_where_nothing_else_was_to_be_expected(there, caplog):

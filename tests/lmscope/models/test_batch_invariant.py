@@ -15,6 +15,7 @@ from lmscope import LLM, SamplingParams
 from lmscope.models import batch_invariant
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.batch_invariant import InvariantLinears
+from lmscope.models.fuse import RotaryTable
 from lmscope.models.linear import (
     PlainLinears,
     WeightAndBias,
@@ -257,10 +258,14 @@ def test_rows_of_the_activation_do_not_notice_where_a_buffer_ends():
 
 def test_cosines_of_a_position_do_not_depend_on_how_far_the_table_reaches(load):
     rotary = load("Llama").module.model.rotary_emb
-    near, far = batch_invariant._RotaryPages(rotary), batch_invariant._RotaryPages(rotary)
-    far(torch.tensor([1023]))
-    positions = torch.tensor([0, 1, 127])
+    near, far = (
+        RotaryTable(rotary, 16, CPU, positions_per_page=batch_invariant.POSITIONS_PER_PAGE)
+        for _ in range(2)
+    )
+    far.reserve(4096)
 
-    assert all(torch.equal(a, b) for a, b in zip(near(positions), far(positions), strict=True))
-    cosine, _ = rotary(torch.empty(0), torch.tensor([[1, 500]]))
-    assert torch.allclose(far(torch.tensor([1, 500]))[0][:, 0], cosine[0], atol=1e-5)
+    for short, long in zip(near.reserve(3), far.reserve(3), strict=True):
+        assert len(short) < len(long) == 4096
+        assert torch.equal(short, long[: len(short)])
+    cosine, _ = rotary(torch.empty(0), torch.tensor([[1, 500, 4000]]))
+    assert torch.allclose(far.reserve(1)[0][[1, 500, 4000], 0], cosine[0], atol=1e-5)

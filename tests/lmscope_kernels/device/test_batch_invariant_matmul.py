@@ -30,6 +30,18 @@ def test_products_equal_the_reference(num_rows, size, num_outputs, dtype):
     assert relative_error(out, wanted) < LIMITS[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_is_added_before_the_sum_is_rounded(dtype):
+    rows, weight, bias = (randn(*shape, dtype=dtype) for shape in ((5, 48), (33, 48), (33,)))
+
+    out = batch_invariant_matmul(rows, weight, bias)
+
+    wanted = batch_invariant_matmul_reference(rows.double(), weight.double(), bias.double())
+    assert relative_error(out, wanted) < LIMITS[dtype]
+    without = batch_invariant_matmul_reference(rows.double(), weight.double())
+    assert relative_error(out, without) > 0.01
+
+
 def test_an_odd_number_of_outputs_is_padded_in_memory_only():
     rows, weight = randn(2, 32), randn(37, 32)
 
@@ -60,5 +72,9 @@ def test_what_does_not_fit_is_refused():
         batch_invariant_matmul(randn(2, 32), randn(16, 48))
     with pytest.raises(ValueError, match=r"rows has strides \(40, 1\)"):
         batch_invariant_matmul(randn(2, 40), randn(16, 40))
+    with pytest.raises(ValueError, match=r"bias is \(32,\), must be \(16,\)"):
+        batch_invariant_matmul(randn(2, 32), randn(16, 32), randn(32))
+    with pytest.raises(TypeError, match=r"bias is torch\.float64"):
+        batch_invariant_matmul(randn(2, 32), randn(16, 32), randn(16).double())
     with pytest.raises(ValueError, match=r"out is \(2, 32\), must be \(2, 16\)"):
         batch_invariant_matmul(randn(2, 32), randn(16, 32), out=randn(2, 32))
