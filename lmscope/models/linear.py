@@ -219,12 +219,6 @@ def choose_linear_method(
     )
 
 
-def _why_not_int8(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why 8-bit weights cannot be had here, and what to do; None: they can."""
-    if device.type != "cpu":
-        return f"is for a CPU, and this is {device.type}; use device='cpu'"
-    if dtype != torch.float32:
-        return f"takes float32, and this is {_name(dtype)}; use dtype='float32'"
 def adjoined(parts: Sequence[WeightAndBias]) -> WeightAndBias:
     """One weight and bias that give the outputs of all parts, whose weights become parts of it."""
     weight = _adjoining([part.weight for part in parts])
@@ -240,6 +234,12 @@ def adjoined(parts: Sequence[WeightAndBias]) -> WeightAndBias:
     return WeightAndBias(weight, _biases(parts))
 
 
+def _why_not_int8(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why 8-bit weights cannot be had here, and what to do; None: they can."""
+    if device.type != "cpu":
+        return f"is for a CPU, and this is {device.type}; use device='cpu'"
+    if dtype != torch.float32:
+        return f"takes float32, and this is {_name(dtype)}; use dtype='float32'"
     reason = why_not_numba()
     return None if reason is None else f"needs the extra cpu: {reason}"
 
