@@ -426,6 +426,11 @@ def is_checking() -> bool:
     return os.environ.get("LMSCOPE_CHECK", "") == "1"
 
 
+def are_gpus_hidden() -> bool:
+    """Whether the user keeps GPUs from this process, by an empty CUDA_VISIBLE_DEVICES."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+
+
 def cache_folder() -> Path:
     """Where lmscope keeps the demo model: LMSCOPE_CACHE, or the system's place for caches."""
     given = os.environ.get("LMSCOPE_CACHE")

@@ -22,6 +22,7 @@ from lmscope.checks import nearest
 from lmscope.models.attention import ATTENTION_NAME
 from lmscope.models.batch_invariant import invariant_method
 from lmscope.models.body import ModelBody
+from lmscope.models.device_choice import choose_device, choose_dtype
 from lmscope.models.kernel_invariant import kernel_invariant_method
 from lmscope.models.linear import choose_linear_method
 from lmscope.models.model_folder import in_which_files
@@ -37,11 +38,6 @@ __all__ = ["LoadedModel", "load_model"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 # Names that configs give to the most positions a model was trained for.
 _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -162,14 +158,14 @@ def load_model(
     Raises ValueError when there is no such model, when its files do not fit together, and when
     lmscope cannot run it; LmscopeError when the demo model cannot be fetched.
     """
-    chosen_device = _choose_device(device)
+    chosen_device = choose_device(device)
     are_bars_shown = _is_stderr_watched() if show_progress is None else show_progress
     source = find_model(model, are_bars_shown)
     options = {"trust_remote_code": trust_remote_code}
     # Weights that are made in somebody's inference mode do not tell when they are written to.
     with _transformers_progress(are_bars_shown), torch.inference_mode(False):
         config = _load_config(source, options)
-        chosen_dtype = _choose_dtype(dtype, config, chosen_device)
+        chosen_dtype = choose_dtype(dtype, getattr(config, "dtype", None), chosen_device)
         module = _load_module(source, config, chosen_dtype, options)
         loaded_tokenizer = _load_tokenizer(tokenizer, source, load_tokenizer)
     module = _to_device(module, chosen_device).eval().requires_grad_(False)
@@ -326,32 +322,6 @@ def _load_tokenizer(
             f"the tokenizer of {place!r} cannot be loaded ({_in_one_line(error)}); "
             "give another with tokenizer=, a hub id, a folder or an object"
         ) from error
-
-
-def _choose_device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device is {device!r}; it takes 'auto', 'cpu' or 'cuda'") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r} and torch finds no CUDA device; use device='cpu'")
-    return chosen
-
-
-def _choose_dtype(dtype: str | torch.dtype, config: Any, device: torch.device) -> torch.dtype:
-    if isinstance(dtype, str):
-        if dtype == "auto":
-            stored = getattr(config, "dtype", None) or torch.float32
-            known = stored if stored in _DTYPES.values() else torch.float32
-            return torch.float32 if device.type == "cpu" else known
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; {nearest(dtype, ('auto', *_DTYPES))}")
-        return _DTYPES[dtype]
-    if dtype not in _DTYPES.values():
-        raise ValueError(f"dtype is {dtype}; it takes 'auto', {', '.join(map(repr, _DTYPES))}")
-    return dtype
 
 
 def _max_model_len(source: str, config: Any) -> int:
