@@ -275,7 +275,7 @@ def test_wrong_options(folder, options, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there(folder):
-    with pytest.raises(ValueError, match="torch finds no CUDA device: .*or use device='cpu'"):
+    with pytest.raises(ValueError, match=r"torch finds no CUDA device: .*or use device='cpu'"):
         load(folder, device="cuda")
 
 
