@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from lmscope.execute.largest import largest_k
+from lmscope.execute.picked import pick
 
 __all__ = ["filter_min_p", "filter_top_k", "filter_top_p"]
 
 # The nucleus of top-p is nearly always among so many of the most likely tokens; only the rows
-# where it is not are looked at again, and sorted in the end. For 16 rows of 49,152 that takes
-# 1, 7 and 55 ms.
+# where it is not are looked at again, and sorted in the end.
 _NUM_CANDIDATES = (64, 1024)
+# On a CPU: among the tokens of which so many together would be more than top-p leaves out.
+_NUM_LEFT_OUT = (64, 1024, 16384)
 
 
 def filter_min_p(logits: Tensor, log_min_p: Tensor) -> None:
@@ -27,7 +33,7 @@ def filter_min_p(logits: Tensor, log_min_p: Tensor) -> None:
     log_min_p  [R] natural logarithm of min_p
     """
     threshold = logits.amax(dim=-1) + log_min_p
-    logits.masked_fill_(logits < threshold[:, None], -math.inf)
+    _bar_below(logits, logits, threshold)
 
 
 def filter_top_k(logits: Tensor, top_k: Tensor) -> None:
@@ -36,9 +42,9 @@ def filter_top_k(logits: Tensor, top_k: Tensor) -> None:
     logits  [R, V] float32
     top_k   [R] int64, from 1 to V
     """
-    largest = logits.topk(int(top_k.max()), dim=-1).values
-    threshold = largest.gather(1, top_k[:, None] - 1)
-    logits.masked_fill_(logits < threshold, -math.inf)
+    values, _ = largest_k(logits, int(top_k.max()))
+    threshold = values.gather(1, top_k[:, None] - 1)[:, 0]
+    _bar_below(logits, logits, threshold)
 
 
 def filter_top_p(logits: Tensor, top_p: Tensor) -> None:
@@ -48,11 +54,20 @@ def filter_top_p(logits: Tensor, top_p: Tensor) -> None:
     top_p   [R] float32, in (0, 1)
     """
     probabilities = logits.softmax(dim=-1)
-    vocab_size = logits.shape[1]
+    if logits.device.type == "cpu":
+        threshold = _top_p_threshold_on_cpu(probabilities.detach().numpy(), top_p)
+    else:
+        threshold = _top_p_threshold(probabilities, top_p)
+    _bar_below(logits, probabilities, threshold)
+
+
+def _top_p_threshold(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest probability that is kept of each row, [R]."""
+    vocab_size = probabilities.shape[1]
     threshold = torch.empty_like(top_p)
-    rows = torch.arange(len(logits), device=logits.device)
+    rows = torch.arange(len(probabilities), device=probabilities.device)
     for num_candidates in (*_NUM_CANDIDATES, vocab_size):
-        left = probabilities if len(rows) == len(logits) else probabilities[rows]
+        left = probabilities if len(rows) == len(probabilities) else probabilities[rows]
         if num_candidates < vocab_size:
             candidates = left.topk(num_candidates, dim=-1).values
         else:
@@ -61,7 +76,26 @@ def filter_top_p(logits: Tensor, top_p: Tensor) -> None:
         if num_candidates >= vocab_size or bool(has_reached.all()):
             break
         rows = rows[~has_reached]
-    logits.masked_fill_(probabilities < threshold[:, None], -math.inf)
+    return threshold
+
+
+def _top_p_threshold_on_cpu(probabilities: NDArray[np.float32], top_p: Tensor) -> Tensor:
+    """The same to the bit: to compare all and to sort a few is quicker than to find the largest."""
+    threshold = torch.empty_like(top_p)
+    rows = np.arange(len(probabilities))
+    for num_left_out in (*_NUM_LEFT_OUT, None):
+        left = probabilities if len(rows) == len(probabilities) else probabilities[rows]
+        if num_left_out is not None:
+            # So many below this together are less than what top-p leaves out.
+            smallest = (1 - top_p.numpy()[rows]) / num_left_out
+            left = pick(left, left >= smallest[:, None], padding=0.0).values
+        descending = np.flip(np.sort(left, axis=1), axis=1)
+        found, has_reached = _nucleus(torch.from_numpy(descending.copy()), top_p[rows])
+        threshold[rows] = found
+        rows = rows[~has_reached.numpy()]
+        if not len(rows):
+            break
+    return threshold
 
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,3 +107,16 @@ def _nucleus(probabilities: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
     num_kept = ((up_to - probabilities) < top_p[:, None]).sum(dim=-1, keepdim=True)
     threshold = probabilities.gather(1, num_kept.clamp_(min=1) - 1)[:, 0]
     return threshold, up_to[:, -1] >= top_p
+
+
+def _bar_below(logits: Tensor, measure: Tensor, threshold: Tensor) -> None:
+    """Set the logits to -inf whose measure is below the threshold of their row, [R].
+
+    What is NaN is not below anything.
+    """
+    is_below = measure < threshold[:, None]
+    if logits.device.type == "cpu":
+        # A third of the time that torch takes.
+        np.copyto(logits.detach().numpy(), -math.inf, where=is_below.numpy())
+    else:
+        logits.masked_fill_(is_below, -math.inf)

@@ -27,19 +27,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmscope.execute.largest import largest
+from lmscope.execute.picked import pick
 
 __all__ = ["derived_seed", "draw_tokens", "gumbel_noise", "row_keys", "uniform_draws"]
 
+_Words = TypeVar("_Words", Tensor, NDArray[np.int32])
+
 _MASK_64 = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-# When so many times fewer tokens are left as there are, picking them out pays.
+# When so many times fewer tokens are left as there are, those are all that is looked at.
 _FEWER_BY = 4
+# Of 31 bits; one token in 64 has fewer, and noise above 4.15.
+_RARE_BITS = 1 << 25
+# So that what is made of each lies in memory for a part of the rows only.
+_ROWS_AT_ONCE = 16
 
 
 def derived_seed(engine_seed: int, index: int) -> int:
@@ -61,27 +70,53 @@ def draw_tokens(
     returns    the largest logit + noise of each row and its token, [R] each, as `max` does:
                -inf when no token could be drawn, NaN when the logits held one
     """
-    num_rows, vocab_size = logits.shape
     keys = row_keys(seeds, positions, logits.device)
-    token_ids = torch.arange(vocab_size, dtype=torch.int32, device=logits.device)
     if logits.device.type != "cpu":
+        token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         return largest(gumbel_noise(keys, token_ids).add_(logits))
-    # One row at a time: its dozen passes stay in the cache, and how a vectorised logarithm treats
-    # the end of a buffer cannot depend on the neighbours.
-    best = [_draw(logits[row : row + 1], keys[row : row + 1], token_ids) for row in range(num_rows)]
-    values, drawn = zip(*best, strict=True)
-    return torch.cat(values), torch.cat(drawn)
+    drawn = [
+        _draw(logits[start : start + _ROWS_AT_ONCE], keys[start : start + _ROWS_AT_ONCE])
+        for start in range(0, len(logits), _ROWS_AT_ONCE)
+    ]
+    values, columns = zip(*drawn, strict=True)
+    return torch.cat(values), torch.cat(columns)
 
 
-def _draw(logits: Tensor, keys: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for one row, [1, V]; where few tokens are left, noise is made for those only."""
-    # numpy takes a sixth of torch's time to find them.
-    is_left = logits[0].detach().numpy() != -math.inf  # which a NaN is too
-    if not 0 < np.count_nonzero(is_left) * _FEWER_BY <= len(token_ids):
-        return largest(gumbel_noise(keys, token_ids).add_(logits))
-    left = torch.from_numpy(np.flatnonzero(is_left))
-    values, places = largest(gumbel_noise(keys, token_ids[left]).add_(logits[:, left]))
-    return values, left[places]
+def _draw(logits: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for some rows on a CPU: noise is made for the tokens that could be drawn only."""
+    array = logits.detach().numpy()
+    could_win = array != -math.inf  # which a NaN is too
+    vocab_size = array.shape[1]
+    token_ids = np.arange(vocab_size, dtype=np.int32)
+    for row, key in enumerate(keys.numpy()):
+        if np.count_nonzero(could_win[row]) * _FEWER_BY > vocab_size:
+            could_win[row] = _could_win(array[row], key, token_ids)
+    picked = pick(array, could_win, padding=-math.inf)
+    columns = torch.from_numpy(picked.columns)
+    noise = gumbel_noise(keys, columns.to(torch.int32))
+    values, places = largest(noise.add_(torch.from_numpy(picked.values)))
+    return values, columns.gather(1, places[:, None])[:, 0]
+
+
+def _could_win(
+    logits: NDArray[np.float32], key: NDArray[np.int32], token_ids: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Tokens that the most likely one does not beat for certain, whatever its noise is: [V].
+
+    key          [2]
+    token_ids    [V]
+    """
+    most = logits.max()
+    if not math.isfinite(most):
+        return np.ones(len(logits), dtype=np.bool_)
+    # Noise is at least -2.82, and below 4.16 where bits are not rare. What is left of the 8, and a
+    # few units in the last place of the logits, are for rounding.
+    lowest = most - (np.float32(8.0) + abs(most) * np.float32(2.0**-20))
+    bits = _token_bits(key, token_ids)
+    bits &= 0x7FFFFFFF
+    is_possible: NDArray[np.bool_] = bits < _RARE_BITS
+    is_possible |= logits >= lowest
+    return is_possible
 
 
 def row_keys(
@@ -97,7 +132,7 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     """Noise for each row and token.
 
     keys       [R, 2] int32
-    token_ids  [V] int32
+    token_ids  [V] int32, or [R, V] where each row has its own
     returns    [R, V] float32, between about -2.8 and 22.2
     """
     bits = _token_bits(keys, token_ids).bitwise_and_(0x7FFFFFFF)
@@ -117,17 +152,23 @@ def uniform_draws(
     return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
-def _token_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
-    bits = token_ids ^ keys[:, :1]
-    bits.bitwise_xor_(_shift_right(bits, 16)).mul_(_signed(0x85EBCA6B))
-    bits.bitwise_xor_(_shift_right(bits, 13)).bitwise_xor_(keys[:, 1:])
-    bits.mul_(_signed(0xC2B2AE35))
-    return bits.bitwise_xor_(_shift_right(bits, 16))
+def _token_bits(keys: _Words, token_ids: _Words) -> _Words:
+    """32 bits for each token, [R, V] or for one key [V]; in torch or in numpy."""
+    bits = token_ids ^ keys[..., :1]
+    bits ^= _shift_right(bits, 16)
+    bits *= _signed(0x85EBCA6B)
+    bits ^= _shift_right(bits, 13)
+    bits ^= keys[..., 1:]
+    bits *= _signed(0xC2B2AE35)
+    bits ^= _shift_right(bits, 16)
+    return bits
 
 
-def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """A shift that fills with zeros; torch's own repeats the sign of an int32."""
-    return (bits >> count).bitwise_and_((1 << (32 - count)) - 1)
+def _shift_right(bits: _Words, count: int) -> _Words:
+    """A shift that fills with zeros; that of an int32 repeats the sign."""
+    shifted = bits >> count
+    shifted &= (1 << (32 - count)) - 1
+    return shifted
 
 
 def _split_mix(seed: int, index: int) -> int:

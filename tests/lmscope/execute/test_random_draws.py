@@ -219,6 +219,38 @@ def test_few_tokens_that_are_left_are_drawn_from_as_all_would_be(num_left: int):
     torch.testing.assert_close(best, expected.values, rtol=1e-6, atol=1e-6)
 
 
+# Peaked, as a language model's are, and flat; so large that whole numbers are hardly told apart.
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 30.0, 3e7])
+@pytest.mark.parametrize("top", [0.0, 50.0, -3e7, math.inf])
+def test_tokens_that_cannot_win_are_left_out_and_no_others(spread: float, top: float):
+    generator = torch.Generator().manual_seed(int(spread))
+    logits = spread * torch.randn(40, 8_003, generator=generator)
+    logits[:, 5] += top
+    seeds, positions = list(range(40)), [3] * 40
+
+    best, tokens = draw_tokens(logits, seeds, positions)
+
+    token_ids = torch.arange(8_003, dtype=torch.int32)
+    expected = (gumbel_noise(row_keys(seeds, positions), token_ids) + logits).max(dim=-1)
+    assert tokens.equal(expected.indices)
+    torch.testing.assert_close(best, expected.values, rtol=1e-6, atol=1e-6)
+
+
+def test_noise_is_made_for_few_tokens_of_a_language_model(monkeypatch: pytest.MonkeyPatch):
+    made = []
+
+    def counted(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        made.append(token_ids.numel())
+        return gumbel_noise(keys, token_ids)
+
+    monkeypatch.setattr(random_draws, "gumbel_noise", counted)
+    generator = torch.Generator().manual_seed(0)
+    draw_tokens(4 * torch.randn(64, 49_152, generator=generator), range(64), [0] * 64)
+
+    assert len(made) * 16 == 64  # in one go for 16 rows
+    assert sum(made) < 64 * 49_152 / 20
+
+
 @pytest.mark.parametrize("num_left", [0, 2])
 def test_no_token_and_no_number_are_told_apart_among_few(num_left: int):
     logits = torch.full((1, 1_000), -math.inf)
