@@ -375,7 +375,7 @@ def test_a_plan_is_a_line_for_each_choice(load):
 
     lines = str(plan).split("\n")
     names = ["body", "linears", "head", "attention", "threads", "dtype", "memory"]
-    assert [line.split()[0] for line in lines] == names
+    assert [line.split()[0] for line in lines] == [*names, "device", "scheduling"]
     assert lines[1] == "linears    F.linear: exact=True"
     assert lines[2] == "head       F.linear, tied to the embedding"
     assert lines[4] == "threads    2: as asked"
