@@ -1,4 +1,4 @@
-"""What holds for every test: one torch thread, no network, and no skip where none is allowed."""
+"""What holds for every test: one torch thread, no network, checked batches, no forbidden skip."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# Each batch is looked through for blocks and slots beyond the pool before it runs.
+os.environ["LMSCOPE_CHECK"] = "1"
 # tokenizers warns when a process that has used its threads forks.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

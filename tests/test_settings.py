@@ -72,3 +72,10 @@ def test_torch_uses_one_thread_and_the_hub_is_off():
 
     assert torch.get_num_threads() == 1
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_engines_check_their_batches():
+    from lmscope import LLM
+
+    with LLM("s", execute="scripted", script=lambda request_id, position: 97) as llm:
+        assert llm.config.check_batches

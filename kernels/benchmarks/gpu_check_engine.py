@@ -24,29 +24,33 @@ __all__ = ["run_workload", "take_trace", "time_steps"]
 
 _BLOCK_SIZE = 16
 _MAX_TRACE_BYTES = 16 << 20
+# How far below the largest logit that of a token may be which is as good, in standard deviations
+# of all logits: what rounding to bfloat16 adds up to.
+_NEAR_TIE = 0.2
 
 
 # --- 6: steps ------------------------------------------------------------------------------
 
 
 def time_steps(check: Check) -> None:
-    """Decode steps and prefills of each model; then what watching costs, and hidden syncs."""
+    """Decode steps and prefills of each model; then tokens, hidden syncs, what watching costs."""
     _require_engine()
     models = (TINY,) if check.is_dry else MODELS
     for model in models:
-        for is_eager in (True, False):
-            name = f"{model.name}, {'eager' if is_eager else 'graphs'}"
+        # What overlapping adds to graphs shows where steps are shortest.
+        for how in ("eager", "graphs", "overlapped")[: 3 if model is models[0] else 2]:
+            name = f"{model.name}, {how}"
             if check.fits(6, name, model.estimate_s / 2):
-                check.attempt(6, name, partial(_time_model, check, model, is_eager))
-    for part in (_check_syncs, _time_listeners):
+                check.attempt(6, name, partial(_time_model, check, model, how))
+    for part in (_check_greedy, _check_syncs, _time_watching):
         if check.fits(6, part.__name__, 0 if check.is_dry else 10):
             check.attempt(6, part.__name__, partial(part, check, models[0]))
 
 
-def _time_model(check: Check, model: Model, is_eager: bool) -> None:
+def _time_model(check: Check, model: Model, how: str) -> None:
     context = 24 if check.is_dry else 1024
-    how = "eager" if is_eager else "graphs"
-    with _load(check, model, context, is_eager) as llm:
+    is_eager = how == "eager"
+    with _load(check, model, context, is_eager=is_eager, is_overlapped=how == "overlapped") as llm:
         kv_bytes = llm.config.kv_block_bytes / llm.config.block_size
         weight_bytes = _bytes_read_per_step(llm.module)
         for num_reqs, goal_ms in model.step_goals_ms.items():
@@ -78,6 +82,41 @@ def _time_model(check: Check, model: Model, is_eager: bool) -> None:
         )
 
 
+def _check_greedy(check: Check, model: Model) -> None:
+    """Greedy tokens, each against what transformers gives for the tokens before it."""
+    from transformers import AutoModelForCausalLM
+
+    from lmscope import SamplingParams
+
+    length, num_tokens = (12, 6) if check.is_dry else (64, 32)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
+    )
+    with _load(check, model, length, is_eager=False) as llm:
+        prompts = _prompts([length] * 4, llm)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        dtype = getattr(torch, llm.config.dtype)
+    reference = AutoModelForCausalLM.from_pretrained(model_folder(model), dtype=dtype)
+    reference = reference.to(check.device).eval()
+    gaps = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        token_ids = torch.tensor(output.outputs[0].token_ids, device=check.device)
+        known = torch.cat((torch.tensor(prompt, device=check.device), token_ids))
+        with torch.inference_mode():
+            logits = reference(known[None]).logits[0, length - 1 : -1].float()
+        own = logits.gather(1, token_ids[:, None])[:, 0]
+        gaps += ((logits.max(dim=1).values - own) / logits.std(dim=1)).tolist()
+    num_equal = sum(gap == 0.0 for gap in gaps)
+    # Of logits that have nothing to do with each other, the gap would be several deviations.
+    check.found(
+        6,
+        f"greedy tokens of transformers, {model.name}",
+        max(gaps) < _NEAR_TIE,
+        f"{num_equal} of {len(gaps)} are the same, the others have logits at most "
+        f"{max(gaps):.2g} standard deviations below",
+    )
+
+
 def _check_syncs(check: Check, model: Model) -> None:
     """Decode steps while torch raises at every wait for the device."""
     if check.is_dry:
@@ -93,8 +132,8 @@ def _check_syncs(check: Check, model: Model) -> None:
     check.found(6, "no sync inside a step", True)
 
 
-def _time_listeners(check: Check, model: Model) -> None:
-    """Steps while nobody listens and while every struct is kept."""
+def _time_watching(check: Check, model: Model) -> None:
+    """Steps while nobody looks, while every struct is kept, and while attention is measured."""
     from lmscope.boundary import BOUNDARIES
 
     num_reqs, context = (2, 24) if check.is_dry else (64, 1024)
@@ -105,11 +144,17 @@ def _time_listeners(check: Check, model: Model) -> None:
         watched = _decode_steps(check, llm, num_reqs, context)
         for subscription in subscriptions:
             subscription.close()
+        with llm.measure_attention():
+            measured = _decode_steps(check, llm, num_reqs, context)
     check.found(6, "listeners heard the steps", len(kept) > 0, f"{len(kept)} structs")
-    added = (watched[0] / alone[0] - 1, watched[1] / alone[1] - 1)
-    note = "noise" if is_noise(alone, watched) else ""
-    name = f"attached listeners, {model.name}, R={num_reqs}, as a part of a step"
-    check.measured(Measurement(6, name, "", added, goal=0.05, note=note))
+    for what, seconds, goal in (
+        ("attached listeners", watched, 0.05),
+        ("block mass", measured, 0.03),
+    ):
+        added = (seconds[0] / alone[0] - 1, seconds[1] / alone[1] - 1)
+        note = "noise" if is_noise(alone, seconds) else ""
+        name = f"{what}, {model.name}, R={num_reqs}, as a part of a step"
+        check.measured(Measurement(6, name, "", added, goal=goal, note=note))
 
 
 def _decode_steps(check: Check, llm: LLM, num_reqs: int, context: int) -> tuple[float, float]:
@@ -182,7 +227,7 @@ def run_workload(check: Check) -> None:
     ]
     num_tokens = sum(each.max_tokens or 0 for each in params)
     speeds = []
-    with _load(check, model, 2 * longest, is_eager=False) as llm:
+    with _load(check, model, 2 * longest, is_eager=False, is_overlapped=True) as llm:
         for _ in range(2):
             llm.generate(prompts[0], params[0], use_tqdm=False)
             began = time.perf_counter()
@@ -193,7 +238,7 @@ def run_workload(check: Check) -> None:
     check.measured(
         Measurement(
             7,
-            f"{num_reqs} requests, {model.name}, {num_tokens} tokens out",
+            f"{num_reqs} requests, {model.name}, overlapped, {num_tokens} tokens out",
             "tok/s",
             (speeds[0], speeds[1]),
             floor=None if check.is_dry else 36_400.0,
@@ -256,7 +301,9 @@ def _require_engine() -> None:
         ) from error
 
 
-def _load(check: Check, model: Model, context: int, is_eager: bool) -> LLM:
+def _load(
+    check: Check, model: Model, context: int, *, is_eager: bool, is_overlapped: bool = False
+) -> LLM:
     """An engine with such a model."""
     from lmscope import LLM
 
@@ -273,6 +320,7 @@ def _load(check: Check, model: Model, context: int, is_eager: bool) -> LLM:
         # Prompts that are measured again must be computed again.
         enable_prefix_caching=False,
         enforce_eager=is_eager,
+        async_scheduling=is_overlapped,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from lmscope import LLM, SamplingParams
 from lmscope.boundary import ModelRunnerOutput
 from lmscope.execute import model_runner
+from lmscope.models.attention_mass import shares_of
 
 PROMPT_A = [5, 9, 33, 71, 2, 15, 8, 90, 64, 21, 7, 40, 3, 88, 17, 56, 29, 4, 11]
 PROMPT_B = [*PROMPT_A[:17], 60, 61, 62, 63]
@@ -58,6 +59,16 @@ def test_mass_is_what_transformers_attends_to(tiny_model, driver, kind, block_si
             shares = output.attention_mass[request_id]
             np.testing.assert_allclose(shares, expected.mean(axis=(0, 1)), atol=2e-5)
             assert sum(shares) == pytest.approx(1, abs=1e-4)
+
+
+def test_shares_have_six_digits_and_as_many_blocks_as_the_request():
+    mean = np.random.default_rng(3).dirichlet(np.ones(7), 4).astype(np.float32)
+
+    shares = shares_of(mean, np.array([7, 1, 0, 4], dtype=np.int32))
+
+    assert [len(each) for each in shares] == [7, 1, 0, 4]
+    for row, own in zip(mean.tolist(), shares, strict=True):
+        assert own == tuple(round(share, 6) for share in row[: len(own)])
 
 
 def test_measuring_changes_no_logit(tiny_model, driver):

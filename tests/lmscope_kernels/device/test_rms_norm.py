@@ -16,7 +16,7 @@ NUM_ROWS = 5 if IS_INTERPRETED else 4096
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 576, 1024, 4096])
+@pytest.mark.parametrize("size", [64, 576, 1024, 2048, 4096])
 def test_rows_equal_the_reference(size, dtype):
     x, weight = randn(NUM_ROWS, size, dtype=dtype), randn(size, dtype=dtype)
     out = poisoned(NUM_ROWS, size, dtype=dtype)

@@ -15,7 +15,7 @@ NUM_ROWS = 3 if IS_INTERPRETED else 4096
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [16, 1536, 3072])
+@pytest.mark.parametrize("size", [16, 1536, 3072, 8192, 14336])
 def test_rows_equal_the_reference(size, dtype):
     gate_up = 3 * randn(NUM_ROWS, 2 * size, dtype=dtype)
     out = poisoned(NUM_ROWS, size, dtype=dtype)

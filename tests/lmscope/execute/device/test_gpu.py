@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -154,9 +153,9 @@ def test_a_pool_that_another_holds_is_an_error_with_numbers(model_folder):
         torch.cuda.empty_cache()
 
 
-@pytest.mark.skipif(os.environ.get("LMSCOPE_CHECK") == "1", reason="it is on already")
-def test_batches_are_checked_where_the_environment_says_so(model_folder, monkeypatch):
-    monkeypatch.setenv("LMSCOPE_CHECK", "1")
+@pytest.mark.parametrize("is_checking", ["1", ""])
+def test_batches_are_checked_where_the_environment_says_so(model_folder, monkeypatch, is_checking):
+    monkeypatch.setenv("LMSCOPE_CHECK", is_checking)
     with load(model_folder("llama")) as llm:
-        assert llm.config.check_batches
+        assert llm.config.check_batches is bool(is_checking)
         assert len(tokens_of(llm, greedy(4))) == 8
