@@ -14,6 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ import msgspec
 
 from lmscope.attention_measure import AttentionMeasure
 from lmscope.boundary import EngineCoreRequest, EngineInfo, EngineSnapshot, RequestOutput
+from lmscope.collection import paused_collection
 from lmscope.config import EngineConfig, EngineOptions, ModelFacts, num_cores, resolve
 from lmscope.engine.core import EngineCore, ModelExecutor
 from lmscope.engine.loop import EngineLoop
@@ -38,9 +40,12 @@ from lmscope.progress import generate_bar
 from lmscope.sampling_params import SamplingParams
 from lmscope.scope.questions import Why, why_now
 from lmscope.tap import Tap
+from lmscope.torch_threads import one_torch_thread, set_torch_threads
 
 if TYPE_CHECKING:
     import torch
+
+    from lmscope.models.early_packing import EarlyPacking
 
 __all__ = ["LLM"]
 
@@ -175,13 +180,16 @@ class LLM:
             },
         )
         _warn_of_others(options)
-        self._start(options, _load(options, tokenizer))
+        with paused_collection, _threads_for_the_engine(options):
+            weights = _load(options, tokenizer)
+        self._start(options, weights)
 
     def _start(self, options: EngineOptions, weights: _Weights) -> None:
         self._options = options
         self._weights = weights
         # Before the free memory is looked at: packed weights take some of it.
-        self._plan = weights.plan(options)
+        with paused_collection, _threads_for_the_engine(options):
+            self._plan = weights.plan(options)
         self.config = resolve(options, weights.facts(options), _free_memory_bytes())
         self.model = weights.path
         self.tap = Tap(_info(self.config), self._snapshot, self._run_on_engine)
@@ -657,6 +665,15 @@ def _weights_are_gone(*_: object) -> NoReturn:
 def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
     if options.execute == "scripted":
         return _load_script(options, tokenizer)
+    early = _begin_packing(options)
+    try:
+        return _load_model(options, tokenizer, early)
+    finally:
+        if early is not None:
+            early.close()
+
+
+def _load_model(options: EngineOptions, tokenizer: Any, early: EarlyPacking | None) -> _Weights:
     # Here and not above: a scripted engine must not need torch.
     from lmscope.execute.executor import UniProcExecutor
     from lmscope.execute.gpu_memory import gpu_room
@@ -671,6 +688,7 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         dtype=options.dtype,
         device=options.device,
         trust_remote_code=options.trust_remote_code,
+        early=early,
     )
 
     embeddings: Any = cast("Any", loaded.module).get_input_embeddings()
@@ -725,6 +743,28 @@ def _load(options: EngineOptions, tokenizer: Any) -> _Weights:
         make_executor=lambda config: UniProcExecutor(config, loaded),
         plan=plan,
     )
+
+
+def _begin_packing(options: EngineOptions) -> EarlyPacking | None:
+    """What packs the weights while transformers is imported; None: they are packed after that."""
+    if options.exact or options.quantization is not None or options.batch_invariant:
+        return None
+    import torch
+
+    from lmscope.models.early_packing import begin_packing
+    from lmscope.models.linear import choose_linear_method
+    from lmscope.models.model_source import folder_at_hand
+
+    folder = folder_at_hand(options.model)
+    is_on_cpu = options.device == "cpu" or (
+        options.device == "auto" and not torch.cuda.is_available()
+    )
+    if folder is None or not is_on_cpu or options.dtype not in ("auto", "float32"):
+        return None
+    chosen = choose_linear_method(
+        exact=False, quantization=None, dtype=torch.float32, device=torch.device("cpu")
+    )
+    return begin_packing(folder, chosen)
 
 
 def _load_script(options: EngineOptions, tokenizer: Any) -> _Weights:
@@ -793,11 +833,13 @@ def _info(config: EngineConfig) -> EngineInfo:
 
 def _set_threads(config: EngineConfig) -> None:
     """Leave a core to the notebook. Called on the thread that runs the model, for that one."""
-    if config.execute != "model":
-        return
-    import torch
+    if config.execute == "model":
+        set_torch_threads(config.threads)
 
-    torch.set_num_threads(config.threads)
+
+def _threads_for_the_engine(options: EngineOptions) -> AbstractContextManager[None]:
+    """What is computed inside, on the user's thread, makes no threads beside the engine's."""
+    return one_torch_thread() if options.execute == "model" else nullcontext()
 
 
 def _give_gpu_memory_back(config: EngineConfig) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
-import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
@@ -28,10 +26,11 @@ from lmscope.models.batch_invariant import InvariantForward
 from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
 from lmscope.models.kernel_forward import KernelForward, uses_kernels
 from lmscope.models.kernel_invariant import KernelInvariantForward
-from lmscope.models.linear import ChosenMethod, Linear, PlainLinears, WeightAndBias
+from lmscope.models.linear import ChosenMethod
+from lmscope.models.packed import PackedLinears
 from lmscope.models.plan import ExecutionPlan, PlanLine
 from lmscope.models.support import ModelShape
-from lmscope.models.swap import linear_layers, make_swappable, swapped_linears, weight_and_bias
+from lmscope.models.swap import linear_layers, swapped_linears
 
 __all__ = ["ModelBody"]
 
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 # Largest difference between the two ways, as a part of the largest number. They round in other
 # places, so with less precision they differ more; a forward that is wrong differs by all of it.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_MAX_PACKING_THREADS = 4
 
 
 class ModelBody:
@@ -54,12 +52,14 @@ class ModelBody:
         *,
         batch_invariant: bool = False,
         in_kernels: bool = False,
+        packed: PackedLinears | None = None,
     ) -> None:
         """Packs the weights and proves the lean forward against the module, once.
 
         batch_invariant    a row has the same bits alone and in any batch; ValueError where the
                            module has no forward that is so
         in_kernels         by the Triton kernels, which then attend too; else as on a CPU
+        packed             the weights, if they have been packed as chosen
         """
         self.module = module
         self._chosen = chosen
@@ -70,9 +70,10 @@ class ModelBody:
         self._decode_kernel = decode_kernel_choice(weight.dtype, weight.device)
         if self._decode_kernel.name == "numba":
             prepare_decode_kernel()
-        layers = linear_layers(module)
         layout, self._not_lean = _layout_of(module, weight, in_kernels)
-        packed = _Packed(chosen, layers, [] if layout is None else layout.groups())
+        if packed is None:
+            groups = [] if layout is None else layout.groups()
+            packed = PackedLinears(chosen, linear_layers(module), groups)
         self._packed = packed
         self._lean: LeanForward | None = None
         if layout is not None:
@@ -250,83 +251,6 @@ class ModelBody:
         return hasattr(self, "_watch") and self._are_weights_changed()
 
 
-class _Packed:
-    """The linear layers of a module, as a method stores them.
-
-    groups    what runs a group of layers, by the ids of its modules
-    layers    what runs one layer, by its id; a member of a group runs all of it
-    """
-
-    def __init__(
-        self,
-        chosen: ChosenMethod,
-        layers: dict[str, torch.nn.Module],
-        groups: Sequence[tuple[torch.nn.Module, ...]],
-    ) -> None:
-        self._chosen = chosen
-        self._plain = PlainLinears()
-        grouped = {id(layer) for group in groups for layer in group}
-        # The largest first, so that no thread is left with it at the end.
-        todo = [*groups, *((each,) for each in layers.values() if id(each) not in grouped)]
-        todo.sort(key=lambda group: -sum(weight_and_bias(each).weight.numel() for each in group))
-        with ThreadPoolExecutor(_num_packing_threads()) as pool:
-            done = list(pool.map(self._pack, todo))
-        self.groups: dict[tuple[int, ...], Linear] = {}
-        self.layers: dict[int, Linear] = {}
-        self.refused: dict[int, str] = {}
-        self.num_bytes = 0
-        for group, (linear, refusal) in zip(todo, done, strict=True):
-            self.groups[tuple(id(layer) for layer in group)] = linear
-            if refusal is not None:
-                self.refused.update((id(layer), refusal) for layer in group)
-                continue
-            if chosen.method.name == self._plain.name:
-                continue
-            start = 0
-            for layer in group:
-                weight = weight_and_bias(layer).weight
-                self.num_bytes += chosen.method.packed_bytes(weight)
-                end = start + len(weight)
-                self.layers[id(layer)] = linear if len(group) == 1 else _part(linear, start, end)
-                start = end
-                make_swappable(layer)
-        self._names = {id(layer): name for name, layer in layers.items()}
-
-    def _pack(self, group: tuple[torch.nn.Module, ...]) -> tuple[Linear, str | None]:
-        parts: list[WeightAndBias] = [weight_and_bias(layer) for layer in group]
-        with torch.inference_mode():
-            for part in parts:
-                refusal = self._chosen.method.refusal(part.weight)
-                if refusal is not None:
-                    return self._plain.pack(parts), refusal
-            return self._chosen.method.pack(parts), None
-
-    def line(self, is_changed: bool) -> PlanLine:
-        """Of all linear layers together."""
-        method, why = self._chosen
-        if is_changed:
-            return PlanLine(self._plain.name, "llm.module was changed after it was loaded")
-        if not self.refused:
-            return PlanLine(method.name, why)
-        layer_id, refusal = next(iter(self.refused.items()))
-        num_packed, num_all = len(self._names) - len(self.refused), len(self._names)
-        return PlanLine(
-            f"{method.name} in {num_packed} of {num_all} layers, {self._plain.name} in the others",
-            f"{why}; {self._names[layer_id]}: {refusal}",
-        )
-
-    def head_line(self, module: Any, is_changed: bool) -> PlanLine:
-        """Of the matrix that gives the logits."""
-        head = module.get_output_embeddings()
-        is_packed = id(head) in self.layers and not is_changed
-        name = self._chosen.method.name if is_packed else self._plain.name
-        is_tied = head is not None and head.weight is module.get_input_embeddings().weight
-        return PlanLine(
-            name + (", tied to the embedding" if is_tied else ""),
-            self.refused.get(id(head), ""),
-        )
-
-
 class _Watch:
     """Tells whether a module was touched: listened to, or changed. Some 40 us for 30 layers."""
 
@@ -387,14 +311,6 @@ def _layout_of(
         return lean_layout(module, takes_any_dtype=has_kernels or in_kernels), None
     except NotLean as reason:
         return None, str(reason)
-
-
-def _part(linear: Linear, start: int, end: int) -> Linear:
-    return lambda rows: linear(rows)[..., start:end]
-
-
-def _num_packing_threads() -> int:
-    return min(os.cpu_count() or 1, _MAX_PACKING_THREADS)
 
 
 def _difference(

@@ -22,7 +22,7 @@ from lmscope.config import cache_folder
 from lmscope.errors import LmscopeError
 from lmscope.models.cache import locked_cache, scratch_folder
 
-__all__ = ["DEMO_FILE", "DEMO_SHA256", "ensure_demo_model"]
+__all__ = ["DEMO_FILE", "DEMO_SHA256", "demo_folder", "ensure_demo_model"]
 
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -33,6 +33,11 @@ _PACKAGE_BYTES = 92_871_040
 _POLL_S = 0.1
 
 
+def demo_folder() -> Path:
+    """Where the demo model is once it has been made."""
+    return cache_folder() / _FOLDER
+
+
 def ensure_demo_model(show_progress: bool = True) -> Path:
     """The folder of the demo model, which transformers loads too; made at the first call.
 
@@ -40,7 +45,7 @@ def ensure_demo_model(show_progress: bool = True) -> Path:
     interrupted call leaves nothing half-written, and two processes do not disturb each other.
     Raises LmscopeError, saying how to place the file by hand, when it cannot be fetched.
     """
-    folder = cache_folder() / _FOLDER
+    folder = demo_folder()
     if folder.is_dir():
         return folder
     with locked_cache() as cache:

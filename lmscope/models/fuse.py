@@ -19,15 +19,13 @@ from torch.nn import functional as F
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.compiled_layers import compiled_layers
 from lmscope.models.int8_step import int8_step
+from lmscope.models.lean_names import FAMILIES, LINEARS_OF_ATTENTION, LINEARS_OF_MLP
 from lmscope.models.linear import Linear
 from lmscope.models.support import longest_unstretched_length
 from lmscope.models.swap import linear_layers
 
 __all__ = ["LeanForward", "LeanLayout", "NotLean", "RotaryTable", "lean_layout"]
 
-_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Granite", "Olmo2")
-_LINEARS_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_LINEARS_OF_MLP = ("gate_proj", "up_proj", "down_proj")
 # Positions in the first rotary table; it doubles when a longer request comes. A multiple of pages.
 _FIRST_TABLE = 1024
 
@@ -103,7 +101,7 @@ def lean_layout(module: Any, takes_any_dtype: bool = False) -> LeanLayout:
     family = type(module).__name__.removesuffix("ForCausalLM")
     folder = family.lower()
     home = f"transformers.models.{folder}.modeling_{folder}"
-    if family not in _FAMILIES or type(module).__module__ != home:
+    if family not in FAMILIES or type(module).__module__ != home:
         raise NotLean(f"{type(module).__name__} is not among the families that it knows")
     if module.dtype != torch.float32 and not takes_any_dtype:
         raise NotLean(f"it is for float32, and this is {str(module.dtype).removeprefix('torch.')}")
@@ -334,11 +332,11 @@ def _layer(index: int, layer: Any, folder: str, known: Mapping[str, torch.nn.Mod
     _require_children(
         f"the attention of {where}",
         attention,
-        {*_LINEARS_OF_ATTENTION, *(("q_norm", "k_norm") if has_head_norms else ())},
+        {*LINEARS_OF_ATTENTION, *(("q_norm", "k_norm") if has_head_norms else ())},
     )
-    _require_children(f"the MLP of {where}", mlp, {*_LINEARS_OF_MLP, "act_fn"})
-    q, k, v, o = (_linear(name, getattr(attention, name), known) for name in _LINEARS_OF_ATTENTION)
-    gate, up, down = (_linear(name, getattr(mlp, name), known) for name in _LINEARS_OF_MLP)
+    _require_children(f"the MLP of {where}", mlp, {*LINEARS_OF_MLP, "act_fn"})
+    q, k, v, o = (_linear(name, getattr(attention, name), known) for name in LINEARS_OF_ATTENTION)
+    gate, up, down = (_linear(name, getattr(mlp, name), known) for name in LINEARS_OF_MLP)
     is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
     is_after = folder == "olmo2"
     first = None if is_after else _norm(layer.input_layernorm)

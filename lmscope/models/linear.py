@@ -132,10 +132,16 @@ class Fp16PackedLinears:
         of that together must be at most 2**-11 of the matrix, in the Frobenius norm.
         """
         flat = weight.detach().reshape(-1)
+        # Usual weights lose nothing even if all of them were small. Twice as much is asked for
+        # as that takes: a sum of so many squares in float32 may be off by half of itself.
+        norm = float(torch.linalg.vector_norm(flat))
+        enough = 2 * flat.numel() ** 0.5 * _FP16_SMALL_ROUNDING / _FP16_ROUNDING
+        if norm >= enough and _largest(flat) <= _FP16_LARGEST:
+            return None
         largest = squares = 0.0
         num_small = 0
         for chunk in torch.split(flat, _CHUNK):
-            largest = max(largest, float(torch.linalg.vector_norm(chunk, float("inf"))))
+            largest = max(largest, _largest(chunk))
             squares += float(torch.dot(chunk, chunk))
             normal = F.hardshrink(chunk, _FP16_SMALLEST_NORMAL)
             num_small += int(chunk.count_nonzero() - normal.count_nonzero())
@@ -157,7 +163,9 @@ class Fp16PackedLinears:
         return lambda rows: multiply(rows, packed)
 
     def packed_bytes(self, weight: Tensor) -> int:
-        return 2 * weight.numel()
+        # fbgemm fills them up to whole blocks of 16 outputs and 512 inputs.
+        num_outputs, num_inputs = weight.shape
+        return 2 * math.ceil(num_outputs / 16) * 16 * math.ceil(num_inputs / 512) * 512
 
 
 class Int8Linears:
@@ -273,6 +281,12 @@ def _adjoining(weights: Sequence[Tensor]) -> Tensor | None:
         place += weight.numel() * weight.element_size()
     num_rows = sum(len(weight) for weight in weights)
     return first.detach().as_strided((num_rows, first.shape[1]), (first.shape[1], 1))
+
+
+def _largest(numbers: Tensor) -> float:
+    """The largest size of a number; NaN where one is not a number."""
+    lowest, highest = torch.aminmax(numbers)
+    return max(-float(lowest), float(highest))
 
 
 def _side_by_side(parts: Sequence[WeightAndBias]) -> WeightAndBias:

@@ -23,16 +23,20 @@ from lmscope.models.attention import ATTENTION_NAME
 from lmscope.models.batch_invariant import invariant_method
 from lmscope.models.body import ModelBody
 from lmscope.models.device_choice import choose_device, choose_dtype
+from lmscope.models.early_packing import EarlyPacking
+from lmscope.models.fuse import NotLean, lean_layout
 from lmscope.models.kernel_invariant import kernel_invariant_method
-from lmscope.models.linear import choose_linear_method
+from lmscope.models.linear import Fp16PackedLinears, choose_linear_method
 from lmscope.models.model_folder import in_which_files
 from lmscope.models.model_source import find_model
+from lmscope.models.packed import PackedLinears
 from lmscope.models.support import (
     ModelShape,
     check_supported,
     longest_unstretched_length,
     rope_settings,
 )
+from lmscope.models.swap import linear_layers, swapped_linears
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -104,12 +108,14 @@ class LoadedModel:
                 elif batch_invariant:
                     chosen = invariant_method(chosen)
                 shape = ModelShape(**{name: getattr(self, name) for name in ModelShape._fields})
+                is_early = isinstance(chosen.method, Fp16PackedLinears) and not batch_invariant
                 self._bodies.made[key] = ModelBody(
                     self.module,
                     chosen,
                     shape,
                     batch_invariant=batch_invariant,
                     in_kernels=in_kernels,
+                    packed=self._bodies.packed if is_early else None,
                 )
             return self._bodies.made[key]
 
@@ -127,10 +133,14 @@ class LoadedModel:
 
 
 class _Bodies:
-    """The bodies of one loaded model, by their options."""
+    """The bodies of one loaded model, by their options.
 
-    def __init__(self) -> None:
+    packed    the weights in half precision, if they were packed while the model was loaded
+    """
+
+    def __init__(self, packed: PackedLinears | None = None) -> None:
         self.lock = threading.Lock()
+        self.packed = packed
         self.made: dict[tuple[bool, str | None, bool, bool], ModelBody] = {}
 
 
@@ -143,6 +153,7 @@ def load_model(
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
     show_progress: bool | None = None,
+    early: EarlyPacking | None = None,
 ) -> LoadedModel:
     """Load weights and perhaps a tokenizer, and prove that the model runs right.
 
@@ -154,6 +165,7 @@ def load_model(
                      times slower with less
     device           "auto": CUDA where there is any
     show_progress    bars on stderr; None: where somebody sees them, in a terminal or notebook
+    early            packs the weights meanwhile
 
     Raises ValueError when there is no such model, when its files do not fit together, and when
     lmscope cannot run it; LmscopeError when the demo model cannot be fetched.
@@ -169,7 +181,10 @@ def load_model(
         module = _load_module(source, config, chosen_dtype, options)
         loaded_tokenizer = _load_tokenizer(tokenizer, source, load_tokenizer)
     module = _to_device(module, chosen_device).eval().requires_grad_(False)
-    shape = check_supported(module)
+    packed = None if early is None else _packed_early(module, early)
+    # By packed weights, so that the others need not be read for it.
+    with swapped_linears({} if packed is None else packed.layers):
+        shape = check_supported(module)
 
     text_config = config.get_text_config(decoder=True)
     generation_config: Any = module.generation_config
@@ -186,6 +201,7 @@ def load_model(
         eos_token_id=own_id if own_id is not None else next(iter(generation_ids), None),
         eos_token_ids=generation_ids,
         parameter_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
+        _bodies=_Bodies(packed),
     )
     logger.info(
         "loaded %s: %s, %.0f MB in %s on %s",
@@ -210,6 +226,15 @@ def _to_device(module: torch.nn.Module, device: torch.device) -> torch.nn.Module
             f"{free / 1e9:.2f} GB are free; close other engines and processes on it, load a "
             "smaller model, or use device='cpu'"
         ) from error
+
+
+def _packed_early(module: torch.nn.Module, early: EarlyPacking) -> PackedLinears | None:
+    """The layers of a module that runs lean; None: they are packed when it is known what runs."""
+    try:
+        groups = lean_layout(module).groups()
+    except NotLean:
+        return None
+    return PackedLinears(early.chosen, linear_layers(module), groups, early)
 
 
 def _load_config(source: str, options: dict[str, Any]) -> Any:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lmscope.config import cache_folder
 from lmscope.models.cache import locked_cache, scratch_folder
-from lmscope.models.demo import ensure_demo_model
+from lmscope.models.demo import demo_folder, ensure_demo_model
 from lmscope.models.model_folder import check_folder
 
-__all__ = ["find_model"]
+__all__ = ["find_model", "folder_at_hand"]
 
 
 def find_model(model: str | Path, show_progress: bool) -> str:
@@ -39,12 +39,20 @@ def find_model(model: str | Path, show_progress: bool) -> str:
     return model
 
 
+def folder_at_hand(model: str | Path) -> Path | None:
+    """The folder that find_model gives, if there is nothing to be fetched or converted for it."""
+    if model == "demo":
+        folder = demo_folder()
+    else:
+        folder = Path(model).expanduser()
+        if folder.suffix == ".gguf" and folder.is_file():
+            folder = _folder_of(folder)
+    return folder if folder.is_dir() else None
+
+
 def _converted(file: Path, show_progress: bool) -> Path:
     """The folder made of a GGUF file, kept in the cache until the file changes."""
-    state = file.stat()
-    identity = f"{file.resolve()}|{state.st_size}|{state.st_mtime_ns}"
-    folder = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    target = cache_folder() / "gguf" / folder
+    target = _folder_of(file)
     if target.is_dir():
         return target
     with locked_cache() as cache:
@@ -53,9 +61,17 @@ def _converted(file: Path, show_progress: bool) -> Path:
             from lmscope.models.gguf_file import convert_gguf
 
             with scratch_folder(cache) as scratch:
-                converted = scratch / folder
+                converted = scratch / target.name
                 converted.mkdir()
                 convert_gguf(file, converted, show_progress=show_progress)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(converted, target)
     return target
+
+
+def _folder_of(file: Path) -> Path:
+    """Where the folder made of this state of a GGUF file is, or will be."""
+    state = file.stat()
+    identity = f"{file.resolve()}|{state.st_size}|{state.st_mtime_ns}"
+    name = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return cache_folder() / "gguf" / name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from lmscope.models.linear import (
 from lmscope.models.swap import weight_and_bias
 
 CPU = torch.device("cpu")
+RESIDENT = Path("/proc/self/statm")
 needs_packed = pytest.mark.skipif(
     linear._why_not_fp16(torch.float32, CPU) is not None, reason="needs fbgemm on x86"
 )
@@ -109,6 +112,37 @@ def test_small_weights_are_refused_when_there_is_nothing_beside_them():
     for weight, is_refused in ((small, True), (some_small, False)):
         error = (weight.half().float() - weight).norm() / weight.norm()
         assert (float(error) > 2.0**-11) == is_refused
+
+
+@needs_packed
+@pytest.mark.parametrize("exponent", range(-20, 4))
+@pytest.mark.parametrize("share", [0.0, 0.9, 0.9999])
+def test_weights_of_any_size_are_refused_by_the_rule_as_it_is_written(exponent, share):
+    weight = torch.randn(700, 500).clamp(-3, 3) * 2.0**exponent
+    weight[torch.rand(weight.shape) < share] *= 2.0**-12
+
+    refusal = Fp16PackedLinears().refusal(weight)
+
+    num_small = int(((weight != 0) & (weight.abs() < 2.0**-14)).sum())
+    lost, kept = num_small**0.5 * 2.0**-25, 2.0**-11 * float(weight.double().norm())
+    assert (refusal is not None) == (lost > kept)
+
+
+@needs_packed
+@pytest.mark.skipif(not RESIDENT.exists(), reason="needs Linux")
+@pytest.mark.parametrize("num_inputs", [512, 576, 1030])
+def test_packed_weights_take_the_memory_that_is_said(num_inputs):
+    def resident_bytes():
+        return int(RESIDENT.read_text().split()[1]) * mmap.PAGESIZE
+
+    # So large that the system gives each of them memory of its own.
+    method, weight = Fp16PackedLinears(), torch.zeros(40_005, num_inputs)
+    before = resident_bytes()
+    packed = method.pack([WeightAndBias(weight, None)])
+    taken = resident_bytes() - before
+
+    assert taken == pytest.approx(method.packed_bytes(weight), rel=0.05)
+    del packed
 
 
 def test_exact_and_other_dtypes_get_f_linear_with_the_reason():
