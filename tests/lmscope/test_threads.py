@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,34 @@ def test_the_plan_says_how_many_threads_and_why(machine):
         assert str(llm.plan.device) == "none: a script says what is sampled"
         assert "attention" not in str(llm)
         assert (llm.tap.info.device, llm.tap.info.attention_backend) == ("", "")
+
+
+LOAD = """
+import os, sys, threading
+import torch
+from lmscope import LLM
+
+def num_unknown():
+    tasks = {int(number) for number in os.listdir("/proc/self/task")}
+    return len(tasks - {thread.native_id for thread in threading.enumerate()})
+
+torch.set_num_threads(2)
+before = num_unknown()
+with LLM(sys.argv[1], threads=2) as llm:
+    print(num_unknown() - before, torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_loading_leaves_no_torch_threads_beside_the_engines(demo_model):
+    """Such threads, even asleep, would make those of the engine sleep between two products."""
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(demo_model)],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+
+    assert result.stdout.split() == ["0", "2"]
