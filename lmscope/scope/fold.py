@@ -168,12 +168,25 @@ class Fold:
         # Never changed in place: copies of the fold share it.
         attention: dict[int, float] = {}
         self.attention = attention
+        holders = self.attended(output)
+        for _, block_ids, shares in holders:
+            for block_id, share in zip(block_ids, shares, strict=False):
+                attention[block_id] = attention.get(block_id, 0.0) + share / len(holders)
+
+    def attended(self, output: ModelRunnerOutput) -> list[tuple[str, list[int], tuple[float, ...]]]:
+        """Id, block table and shares of each request whose attention the step measured.
+
+        With overlapping steps the next one is scheduled already: it may have taken the blocks of
+        some away, or begun another request with the id of one that is over; those are left out.
+        """
+        found = []
         for request_id, shares in output.attention_mass.items():
-            if request_id in self.roster.requests:
-                block_ids = self.roster.requests[request_id].block_ids
-                for block_id, share in zip(block_ids, shares, strict=False):
-                    part = share / len(output.attention_mass)
-                    attention[block_id] = attention.get(block_id, 0.0) + part
+            record = self.roster.requests.get(request_id)
+            if record is None or not record.block_ids:
+                continue
+            if (record.first_scheduled_step or 0) <= output.step:
+                found.append((request_id, record.block_ids, shares))
+        return found
 
     def _fold_core_outputs(self, outputs: EngineCoreOutputs) -> None:
         drafts = self._drafts.pop(outputs.step, {})

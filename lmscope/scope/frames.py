@@ -312,14 +312,12 @@ class _Tables:
         )
 
     def _add_attention(self, output: ModelRunnerOutput) -> None:
-        for request_id, shares in output.attention_mass.items():
-            request = self._view.requests.get(request_id)
-            if request is not None:
-                # The table may be longer by then, when the next step is scheduled already.
-                self.attention += (
-                    (output.step, block_id, request_id, share)
-                    for block_id, share in zip(request.block_ids, shares, strict=False)
-                )
+        for request_id, block_ids, shares in self._view.attended(output):
+            # The table may be longer by then, when the next step is scheduled already.
+            self.attention += (
+                (output.step, block_id, request_id, share)
+                for block_id, share in zip(block_ids, shares, strict=False)
+            )
 
     def _add_decisions(self) -> None:
         decisions = self._view.decisions

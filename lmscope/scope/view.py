@@ -22,6 +22,7 @@ from lmscope.boundary import (
     Boundary,
     EngineInfo,
     EngineSnapshot,
+    ModelRunnerOutput,
     RequestSnapshot,
     SchedulerOutput,
 )
@@ -230,6 +231,13 @@ class EngineView:
         unless somebody measured it: LLM.measure_attention.
         """
         return MappingProxyType(self._fold.attention)
+
+    def attended(self, output: ModelRunnerOutput) -> list[tuple[str, list[int], tuple[float, ...]]]:
+        """Id, block table and shares of each request in an output that says them.
+
+        Without those whose blocks the next step has taken, where it is scheduled already.
+        """
+        return self._fold.attended(output)
 
     def block_text(self, block_id: int) -> str:
         """The text in a block, or its token ids where nobody told the text."""

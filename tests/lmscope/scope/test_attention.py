@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lmscope.boundary import BlockAllocated, ModelRunnerOutput, SchedulerOutput
+from lmscope.boundary import BlockAllocated, BlockFreed, ModelRunnerOutput, SchedulerOutput
+from lmscope.scope.frames import Frames
 from lmscope.scope.picture import PictureEncoder
 from lmscope.scope.recording import record
 from lmscope.scope.view import EngineView
@@ -55,6 +56,42 @@ def test_attention_goes_with_the_first_step_that_nobody_measures(two_requests):
 
     assert view.attention == {}
     assert copy.attention
+
+
+def test_with_overlapping_steps_what_the_next_one_took_is_left_out(two_requests):
+    snapshot, structs = two_requests
+    view, _ = fold(snapshot, structs, {})
+    gone = tuple(BlockFreed(i, "r2") for i in view.requests["r2"].block_ids)
+    last = [b for b in structs if isinstance(b, ModelRunnerOutput)][-1]
+    following = SchedulerOutput(
+        step=view.step + 1, time=view.time, preempted_req_ids=("r2",), kv_events=gone
+    )
+    late = msgspec.structs.replace(last, attention_mass={"r1": (0.75, 0.25), "r2": (0.5, 0.5)})
+    view.apply(following)
+    view.apply(late)
+
+    assert view.attention == dict(zip(view.requests["r1"].block_ids, (0.75, 0.25), strict=True))
+    frame = Frames(snapshot, [*structs[: structs.index(last)], following, late]).attention
+    assert set(frame.request_id) == {"r1"}
+
+
+def test_an_id_that_came_again_gets_no_attention_of_the_request_before_it(tiny_engine):
+    engine = tiny_engine(num_blocks=20)
+    structs = []
+    snapshot, _ = engine.tap.follow(structs.append)
+    engine.add("abcdefg", request_id="r", max_tokens=8)
+    engine.step()
+    late = next(b for b in structs if isinstance(b, ModelRunnerOutput))
+    engine.abort("r")
+    engine.add("xyz", request_id="r", max_tokens=8)
+    engine.step()
+    view = EngineView(snapshot)
+    for struct in structs:
+        view.apply(struct)
+    assert view.requests["r"].block_ids
+    view.apply(msgspec.structs.replace(late, attention_mass={"r": (0.75, 0.25)}))
+
+    assert view.attention == {}
 
 
 def test_a_frame_has_levels_of_the_largest_share(two_requests):
