@@ -45,13 +45,19 @@ def gpu_room(options: EngineOptions, loaded: LoadedModel, attention_backend: str
 
     attention_backend    the one that was chosen
 
-    Runs one step. ValueError, with the numbers, where nothing is left.
+    Runs one step. ValueError, with the numbers, where it finds no room, or leaves none.
     """
     if options.num_kv_blocks is not None or options.kv_cache_bytes is not None:
         return None
     device = loaded.device
     torch.cuda.empty_cache()
-    step_bytes = _largest_step_bytes(options, loaded, attention_backend)
+    try:
+        step_bytes = _largest_step_bytes(options, loaded, attention_backend)
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        own = torch.cuda.memory_reserved(device)
+        raise ValueError(no_room_for_a_step(total=total, free=free, own=own)) from error
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
@@ -93,6 +99,18 @@ def room_for_cache(*, total: int, free: int, own: int, step: int, utilization: f
         )
         raise ValueError(f"{why}; {advice}raise gpu_memory_utilization or load a smaller model")
     return GpuRoom(left, why)
+
+
+def no_room_for_a_step(*, total: int, free: int, own: int) -> str:
+    """Why an engine cannot begin whose largest step has run out of memory, and what to do."""
+    others = total - free - own
+    advice = "end the other process, or " if others > own else ""
+    return (
+        f"the largest step does not fit beside the weights: of {total / _GB:.2f} GB this process "
+        f"holds {own / _GB:.2f}, other processes and the driver {others / _GB:.2f}, "
+        f"{free / _GB:.2f} GB are free; {advice}lower max_num_batched_tokens and max_num_seqs, "
+        "close other engines or load a smaller model"
+    )
 
 
 @torch.inference_mode()

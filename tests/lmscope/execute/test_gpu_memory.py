@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from lmscope.config import EngineOptions, ModelFacts, resolve
+from lmscope.execute import gpu_memory
 from lmscope.execute.gpu_memory import room_for_cache
 
 GB = 10**9
@@ -27,6 +31,29 @@ def test_another_process_on_the_memory_is_named_with_its_size():
 def test_a_model_that_fills_the_memory_is_told_so():
     with pytest.raises(ValueError, match=r"holds 22\.00.*close other engines.*smaller model"):
         room_for_cache(total=24 * GB, free=GB, own=22 * GB, step=GB, utilization=0.9)
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "advice"),
+    [(1, 10, "end the other process, or lower max_num_batched_tokens"), (1, 20, "free; lower max")],
+)
+def test_a_step_that_runs_out_of_memory_is_an_error_with_who_holds_it(
+    monkeypatch, free, own, advice
+):
+    def refuse(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+    monkeypatch.setattr(gpu_memory, "_largest_step_bytes", refuse)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GB, 24 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: own * GB)
+    loaded = SimpleNamespace(device=torch.device("cuda"))
+
+    with pytest.raises(ValueError, match=r"largest step does not fit.*1\.00 GB are free") as caught:
+        gpu_memory.gpu_room(EngineOptions.parse("m", {}), loaded, "triton")
+
+    assert advice in str(caught.value)
+    assert gpu_memory.gpu_room(EngineOptions.parse("m", {"num_kv_blocks": 9}), loaded, "t") is None
 
 
 def facts(kv_cache_bytes: int | None) -> ModelFacts:
