@@ -179,7 +179,7 @@ class DeviceRunner(ModelRunner):
         watched = self._watched(pending.mass or self._decode_mass)
         landing.copy(tokens, scores, watched)
         places = [(requests[row], len(requests[row].output_token_ids)) for row in rows]
-        batch.append_to_rows(rows, _UNKNOWN)
+        batch.append_tokens(rows, [_UNKNOWN] * len(rows))
         self._place_of = {requests[row].req_id: index for index, row in enumerate(rows)}
         self._last_tokens = tokens
         self._unresolved.append(_Unresolved(landing, places))

@@ -81,6 +81,8 @@ class InputBatch:
         # Row -> request; None in a hole, which only exists between a change and condense().
         self._requests: list[CachedRequestState | None] = []
         self._holes: list[int] = []
+        # What `req_ids` gives; None when rows have changed since it was last asked.
+        self._req_ids: tuple[str, ...] | None = None
         self.req_id_to_index: dict[str, int] = {}
         self._max_num_reqs = max_num_reqs
         # The system hands these pages out when they are first written, so a large
@@ -100,7 +102,9 @@ class InputBatch:
     @property
     def req_ids(self) -> tuple[str, ...]:
         """The requests in the order of their rows."""
-        return tuple(request.req_id for request in self.requests)
+        if self._req_ids is None:
+            self._req_ids = tuple([request.req_id for request in self.requests])
+        return self._req_ids
 
     @property
     def requests(self) -> list[CachedRequestState]:
@@ -110,6 +114,7 @@ class InputBatch:
 
     def add_request(self, request: CachedRequestState) -> int:
         """Give a request the lowest free row, with all it knows; returns the row."""
+        self._req_ids = None
         if self._holes:
             row = heapq.heappop(self._holes)
             self._requests[row] = request
@@ -127,6 +132,7 @@ class InputBatch:
         """Take a request's row away; one that has no row is fine."""
         row = self.req_id_to_index.pop(req_id, None)
         if row is not None:
+            self._req_ids = None
             self._requests[row] = None
             self._clear_blocks(row)
             heapq.heappush(self._holes, row)
@@ -162,26 +168,19 @@ class InputBatch:
         ]
         self.num_tokens[row] = request.num_tokens
 
-    def append_token(self, row: int, token_id: int) -> None:
-        """A sampled token becomes part of the request and of the next step's input."""
-        request = self._requests[row]
-        assert request is not None
-        request.output_token_ids.append(token_id)
-        # The last token that max_model_len allows is never an input, so it has no column.
-        if self.num_tokens[row] < self.token_ids.shape[1]:
-            self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
+    def append_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Sampled tokens become part of their requests and of the next step's input.
 
-    def append_to_rows(self, rows: Sequence[int], token_id: int) -> None:
-        """`append_token` of the same to several rows, each at most once."""
-        for row in rows:
-            request = self._requests[row]
-            assert request is not None
-            request.output_token_ids.append(token_id)
+        rows    different ones
+        """
+        requests = self.requests
+        for row, token_id in zip(rows, token_ids, strict=True):
+            requests[row].output_token_ids.append(token_id)
         index = np.asarray(rows, dtype=np.int64)
         columns = self.num_tokens[index]
+        # The last token that max_model_len allows is never an input, so it has no column.
         has_column = columns < self.token_ids.shape[1]
-        self.token_ids[index[has_column], columns[has_column]] = token_id
+        self.token_ids[index[has_column], columns[has_column]] = np.asarray(token_ids)[has_column]
         self.num_tokens[index] += 1
 
     def fill_token(self, request: CachedRequestState, place: int, token_id: int) -> None:
@@ -219,11 +218,8 @@ class InputBatch:
         Pads to the given numbers where they are larger than the batch, which a captured graph
         needs. Costs some ten microseconds and little more per token.
         """
-        requests = self.requests
-        num_reqs = len(requests)
-        num_new = np.fromiter(
-            (num_scheduled_tokens[request.req_id] for request in requests), np.int64, num_reqs
-        )
+        num_reqs = len(self.requests)
+        num_new = np.array([num_scheduled_tokens[req_id] for req_id in self.req_ids], np.int64)
         computed = self.num_computed_tokens[:num_reqs]
         ends = np.cumsum(num_new)
         num_tokens = int(ends[-1])

@@ -178,13 +178,13 @@ class ModelRunner:
             sampled = self.sampler.sample(
                 pending.logits[:num_sampled], [requests[row].sampling for row in pending.rows]
             )
-            for index, (row, token_id) in enumerate(
-                zip(pending.rows, sampled.token_ids, strict=True)
+            batch.append_tokens(pending.rows, sampled.token_ids)
+            for row, token_id, lists in zip(
+                pending.rows, sampled.token_ids, sampled.logprobs, strict=True
             ):
                 request = requests[row]
                 token_ids[row] = (token_id,)
-                logprobs[row] = sampled.logprobs[index]
-                batch.append_token(row, token_id)
+                logprobs[row] = lists
                 if request.prompt_logprobs is not None:
                     prompt_logprobs[request.req_id] = request.prompt_logprobs.result()
                     request.prompt_logprobs = None
@@ -197,7 +197,7 @@ class ModelRunner:
             time=time.monotonic(),
             req_ids=batch.req_ids,
             sampled_token_ids=tuple(token_ids),
-            logprobs=None if all(each is None for each in logprobs) else tuple(logprobs),
+            logprobs=tuple(logprobs) if any(logprobs) else None,
             prompt_logprobs_dict=prompt_logprobs,
             errors=errors,
             attention_mass=self._take_mass(pending.step, pending.mass),
@@ -222,35 +222,46 @@ class ModelRunner:
         cached = scheduler_output.scheduled_cached_reqs
         resumed = frozenset(cached.resumed_req_ids)
         scheduled = scheduler_output.num_scheduled_tokens
-        for request_id in list(batch.req_id_to_index):
-            if request_id not in scheduled or request_id in resumed:
-                batch.remove_request(request_id)
+        all_token_ids = cached.all_token_ids
+        for request_id in (*(batch.req_id_to_index.keys() - scheduled.keys()), *resumed):
+            batch.remove_request(request_id)
 
         without_row = []
         for new in scheduler_output.scheduled_new_reqs:
             assert new.req_id not in self.requests, f"{new.req_id} is new a second time"
             request = self.requests[new.req_id] = self._new_request(new)
             without_row.append(request)
-        for index, request_id in enumerate(cached.req_ids):
+        rows: list[int] = []
+        computed: list[int] = []
+        for request_id, num_computed_tokens, groups, num_output_tokens in zip(
+            cached.req_ids,
+            cached.num_computed_tokens,
+            cached.new_block_ids,
+            cached.num_output_tokens,
+            strict=True,
+        ):
             request = self.requests[request_id]
-            request.num_computed_tokens = cached.num_computed_tokens[index]
-            groups = cached.new_block_ids[index]
-            block_ids = () if groups is None else groups[0]
+            request.num_computed_tokens = num_computed_tokens
             if request_id in resumed:
                 request.block_ids.clear()
-            request.block_ids.extend(block_ids)
-            are_tokens_changed = self._take_tokens(
-                request, cached.all_token_ids.get(request_id), cached.num_output_tokens[index]
-            )
+            if groups is not None:
+                request.block_ids.extend(groups[0])
+            are_tokens_changed = False
+            if request_id in all_token_ids or num_output_tokens < len(request.output_token_ids):
+                are_tokens_changed = self._take_tokens(
+                    request, all_token_ids.get(request_id), num_output_tokens
+                )
             row = batch.req_id_to_index.get(request_id)
             if row is None:
                 without_row.append(request)
                 continue
-            batch.num_computed_tokens[row] = request.num_computed_tokens
-            if block_ids:
-                batch.append_block_ids(row, block_ids)
+            rows.append(row)
+            computed.append(num_computed_tokens)
+            if groups is not None:
+                batch.append_block_ids(row, groups[0])
             if are_tokens_changed:
                 batch.set_tokens(row)
+        batch.num_computed_tokens[rows] = computed
         for request in without_row:
             batch.add_request(request)
         batch.condense()

@@ -142,12 +142,12 @@ class Sampler:
         lists: list[LogprobsLists | None] = [None] * len(batch.rows)
         for k, rows in batch.rows_by_num_logprobs.items():
             if self.logprobs_mode.startswith("raw"):
-                values = logits[rows].to(torch.float32)
+                values = _rows_of(logits, rows).to(torch.float32)
             else:
-                values = batch.drawn_from(adjusted, processed)[rows]
+                values = _rows_of(batch.drawn_from(adjusted, processed), rows)
             if self.logprobs_mode.endswith("logprobs"):
                 values = self._log_softmax(values)
-            columns = self._gather(values, token_ids[rows], k)
+            columns = self._gather(values, _rows_of(token_ids, rows), k)
             for i, row in enumerate(rows):
                 lists[row] = LogprobsLists(
                     columns.logprob_token_ids[i : i + 1],
@@ -266,12 +266,18 @@ class _Batch:
         return both
 
 
+def _rows_of(table: Tensor, rows: list[int]) -> Tensor:
+    """Some rows, in order, of a table; without a copy where they are all of it."""
+    return table if len(rows) == len(table) else table[rows]
+
+
 def errors_of(best: Tensor) -> dict[int, str]:
     """By row, why no token can be had from it; `best` is the largest score of each, [R]."""
     # It is -inf when no token is left, and NaN when any logit is one.
     errors = {}
-    if not bool((best > -math.inf).all()):
-        for row, value in enumerate(best.tolist()):
+    scores: list[float] = best.tolist()
+    if not all(score > -math.inf for score in scores):
+        for row, value in enumerate(scores):
             if math.isnan(value):
                 errors[row] = "the model's logits are not numbers (NaN)"
             elif value == -math.inf:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
+from lmscope.execute.largest import largest_k
 
 __all__ = ["gather_logprobs"]
 
@@ -29,16 +31,24 @@ def gather_logprobs(
     """
     vocab_size = values.shape[1]
     chosen = values.gather(1, token_ids[:, None])
-    ranks = (values >= chosen).sum(dim=-1)
     count = vocab_size if k == -1 else min(k, vocab_size)
     top_values, top_ids = (
-        _first_by_id(values, count) if are_ties_by_id else values.topk(count, dim=-1)
+        _first_by_id(values, count) if are_ties_by_id else largest_k(values, count)
     )
     return LogprobsLists(
         logprob_token_ids=_rows(torch.cat((token_ids[:, None], top_ids), dim=1)),
         logprobs=_rows(torch.cat((chosen, top_values), dim=1)),
-        sampled_token_ranks=tuple(ranks.tolist()),
+        sampled_token_ranks=_ranks(values, chosen),
     )
+
+
+def _ranks(values: Tensor, chosen: Tensor) -> tuple[int, ...]:
+    """How many values of each row are at least the chosen one, [N, 1]."""
+    if values.device.type != "cpu":
+        return tuple((values >= chosen).sum(dim=-1).tolist())
+    # Comparing takes numpy a third of torch's time, and counting a tenth.
+    is_at_least = values.detach().numpy() >= chosen.detach().numpy()
+    return tuple(int(np.count_nonzero(row)) for row in is_at_least)
 
 
 def _first_by_id(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ import torch
 from tokenizers import Tokenizer
 
 from lmscope.boundary import Logprob, LogprobsLists
-from lmscope.execute.token_logprobs import gather_logprobs, prompt_logprobs
+from lmscope.execute.sampler import Sampler
+from lmscope.execute.token_logprobs import gather_logprobs
 from lmscope.frontend.logprobs import LogprobsProcessor
 from lmscope.frontend.tokenizer import TokenTexts
 
@@ -53,10 +54,9 @@ def test_columns_and_labels_are_the_recorded_ones(case: dict[str, Any], tokenize
         values = torch.tensor(case["logits"]).log_softmax(dim=-1)
         sampled = gather_logprobs(values, torch.tensor(case["tokens"]), case["batch_logprobs"])
     if "prompt_logits" in case:
-        prompt = prompt_logprobs(
-            torch.tensor(case["prompt_logits"]),
-            case["prompt_token_ids"][1:],
-            case["prompt_logprobs"],
+        logits = torch.tensor(case["prompt_logits"])
+        prompt = Sampler(logits.shape[1]).prompt_logprobs(
+            logits, case["prompt_token_ids"][1:], case["prompt_logprobs"]
         )
     processor = LogprobsProcessor(
         case.get("logprobs"),

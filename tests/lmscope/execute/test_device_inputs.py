@@ -80,7 +80,7 @@ def test_a_token_that_lands_later_is_written_where_its_request_is_by_then():
     first, second = request("a", [7], [1]), request("b", [8], [2])
     batch.add_request(first)
     batch.add_request(second)
-    batch.append_token(1, -1)
+    batch.append_tokens([1], [-1])
     batch.remove_request("a")
     batch.condense()  # b moves to the row of a
     batch.fill_token(second, 0, 33)
@@ -119,7 +119,7 @@ def test_tokens_go_to_the_rows_that_have_room():
     requests = [request("a", [7], [1]), request("b", [7, 8, 9], [2]), request("c", [5], [3])]
     for each in requests:
         batch.add_request(each)
-    batch.append_to_rows([0, 1], -1)
+    batch.append_tokens([0, 1], [-1, -1])
 
     assert [each.output_token_ids for each in requests] == [[-1], [-1], []]
     assert batch.num_tokens.tolist() == [2, 4, 1]

@@ -79,7 +79,7 @@ def test_what_was_prepared_does_not_change_with_the_batch():
     batch = make_batch(request)
     inputs = batch.prepare({"a": 3})
 
-    batch.append_token(0, 9)
+    batch.append_tokens([0], [9])
     batch.num_computed_tokens[0] = 3
     batch.remove_request("a")
 
@@ -133,7 +133,7 @@ def test_the_last_token_that_max_model_len_allows_needs_no_column():
     batch = InputBatch(1, max_model_len=4, block_size=4)
     request = make_request("a", [1, 2, 3, 4], block_ids=[1])
     batch.add_request(request)
-    batch.append_token(0, 5)
+    batch.append_tokens([0], [5])
 
     assert request.output_token_ids == [5]
     assert batch.num_tokens[0] == 5
@@ -195,7 +195,7 @@ def test_rows_say_what_a_plain_list_of_requests_says(operations, block_size):
         check_prepared(batch.prepare(scheduled), batch, live, scheduled, block_size)
         for row, name in enumerate(batch.req_ids):
             if live[name].num_tokens < 60 and random.integers(0, 2):
-                batch.append_token(row, int(random.integers(0, 1000)))
+                batch.append_tokens([row], [int(random.integers(0, 1000))])
 
 
 def check_prepared(inputs, batch, live, scheduled, block_size):
