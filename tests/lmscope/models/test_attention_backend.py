@@ -78,7 +78,7 @@ def test_a_batch_invariant_engine_on_a_gpu_is_one_of_kernels_or_none(there):
     with pytest.raises(ValueError, match=r"only the Triton kernels .* or device='cpu'"):
         choose("torch", batch_invariant=True)
     for asked in ("auto", "triton"):
-        with pytest.raises(ValueError, match="heads have 100 numbers.*leave batch_invariant out"):
+        with pytest.raises(ValueError, match=r"heads have 100 numbers.*leave batch_invariant out"):
             choose(asked, batch_invariant=True, head_size=100)
     there("Triton is not installed")
     with pytest.raises(ValueError, match=r"cannot run: Triton is not installed; use device='cpu'"):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,115 +10,11 @@ import pytest
 import torch
 
 from lmscope import LLM, SamplingParams
-from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.execute import device_runner, model_runner
 from lmscope.execute.cuda_graphs import DecodeGraphs
-from lmscope.execute.pending_output import Landing
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-A = [5, 9, 33, 71, 2, 15, 8, 90, 64, 21, 7, 40, 3, 88, 17, 56, 29, 4, 11]
-PROMPTS = [A, [77], [*A[:17], 60, 61, 62], [3, 4, 5]]
-# A pool of 15 usable blocks holds 60 tokens, fewer than the requests come to.
-POOL = {"num_kv_blocks": 16, "block_size": 4, "max_num_batched_tokens": 12, "max_num_seqs": 4}
-# Rows that are drawn, filtered, penalised and asked for log probabilities, side by side.
-MIXED = [
-    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=2.0, seed=-(1 << 40), max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=1.5, seed=5, top_k=20, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=1.5, seed=6, top_p=0.8, min_p=0.001, max_tokens=12, ignore_eos=True),
-]
-GREEDY = [SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)] * 4
-
-
-class Run:
-    """What one engine gave: tokens and log probabilities of each request, and its structs."""
-
-    def __init__(
-        self,
-        folder: Path,
-        backend: str,
-        params: list[SamplingParams],
-        measures: bool = False,
-        prompts: list[list[int]] = PROMPTS,
-        **options: Any,
-    ) -> None:
-        self.scheduled: list[SchedulerOutput] = []
-        self.ran: list[ModelRunnerOutput] = []
-        with LLM(
-            folder,
-            attention_backend=backend,
-            device="cpu" if IS_INTERPRETED or backend == "torch" else "cuda",
-            dtype="float32",
-            threads=1,
-            exact=True,
-            **{**POOL, **options},
-        ) as llm:
-            self.plan = llm.plan
-            llm.tap.on(SchedulerOutput, self.scheduled.append)
-            llm.tap.on(ModelRunnerOutput, self.ran.append)
-            measure = llm.measure_attention(by_head=True) if measures else None
-            outputs = llm.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
-            )
-            self.by_head = measure.by_head() if measure is not None else {}
-        self.tokens = [each.outputs[0].token_ids for each in outputs]
-        self.logprobs = [each.outputs[0].logprobs for each in outputs]
-        self.errors = [each.outputs[0].finish_reason for each in outputs]
-
-    @property
-    def num_preemptions(self) -> int:
-        return sum(len(each.preempted_req_ids) for each in self.scheduled)
-
-
-@pytest.fixture
-def in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are nowhere to be seen until somebody waits for them, as on a busy device."""
-    has_waited: set[int] = set()
-    copy, wait = Landing.copy, Landing.wait
-
-    def copy_unseen(self: Landing, *args: Any) -> None:
-        has_waited.discard(id(self))
-        copy(self, *args)
-
-    def wait_and_see(self: Landing) -> None:
-        wait(self)
-        has_waited.add(id(self))
-
-    monkeypatch.setattr(Landing, "copy", copy_unseen)
-    monkeypatch.setattr(Landing, "wait", wait_and_see)
-    monkeypatch.setattr(Landing, "is_here", lambda self: id(self) in has_waited)
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Graphs on a CPU, which run again what they were captured from; the sizes that ran."""
-    replayed = []
-
-    class Again:
-        def __init__(self, call: Callable[[], Any], result: Any) -> None:
-            self.call, self.result = call, result
-
-        def replay(self) -> None:
-            replayed.append(tuple(self.result.logits.shape[:1]))
-            again = self.call()
-            self.result.logits.copy_(again.logits)
-            if again.mass is not None:
-                self.result.mass.share.copy_(again.mass.share)
-                for mine, new in zip(self.result.mass.layers, again.mass.layers, strict=True):
-                    mine.copy_(new)
-
-    def capture(call: Callable[[], Any]) -> Any:
-        result = call()
-        return Again(call, result), result
-
-    init = device_runner.DeviceRunner.__init__
-
-    def with_graphs(self: Any, *args: Any) -> None:
-        init(self, *args)
-        self._graphs = DecodeGraphs(self._run_decode, 4, self._max_blocks, capture)
-
-    monkeypatch.setattr(device_runner.DeviceRunner, "__init__", with_graphs)
-    return replayed
+sys.path.insert(0, str(Path(__file__).parent))
+from engine_runs import GREEDY, IS_INTERPRETED, MIXED, POOL, A, Run
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
