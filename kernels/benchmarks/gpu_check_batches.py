@@ -64,6 +64,7 @@ class Kernels(NamedTuple):
     block_attention_mass: Callable[..., None]
     sample: Callable[..., Tensor]
     apply_token_bitmask: Callable[..., None]
+    store_kv: Callable[..., None]
 
 
 def kernels_for(device: str) -> Kernels:
@@ -75,6 +76,7 @@ def kernels_for(device: str) -> Kernels:
         rms_norm,
         sampling,
         silu_mul,
+        store_kv,
         token_bitmask,
         unified_attention,
     )
@@ -88,6 +90,7 @@ def kernels_for(device: str) -> Kernels:
             mass.block_attention_mass_reference,
             sampling.sample_reference,
             token_bitmask.apply_token_bitmask_reference,
+            store_kv.store_kv_reference,
         )
     spaces: dict[Any, Any] = {}
 
@@ -124,6 +127,7 @@ def kernels_for(device: str) -> Kernels:
         mass.block_attention_mass,
         sampling.sample,
         token_bitmask.apply_token_bitmask,
+        store_kv.store_kv,
     )
 
 

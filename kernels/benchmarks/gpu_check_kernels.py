@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 from gpu_check_batches import (
+    BLOCK_SIZE,
     SHAPES,
     Kernels,
     Shape,
@@ -28,16 +30,8 @@ from torch import Tensor
 __all__ = ["build_kernels", "check_invariance", "check_results", "measure_ceilings", "time_kernels"]
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests" / "lmscope_kernels"
-_KERNEL_FILES = (
-    "store_kv",
-    "unified_attention",
-    "paged_decode",
-    "rms_norm",
-    "silu_mul",
-    "sampling",
-    "token_bitmask",
-    "block_attention_mass",
-)
+# Of files that are for CPUs only; some of them need numba.
+_CPU_FILES = ("_cpu", "_numba", "numba_support")
 # Of ‖output - reference‖ / ‖reference‖, the latter in float64.
 _LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 
@@ -47,9 +41,8 @@ _LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 
 def measure_ceilings(check: Check) -> None:
     """Bandwidth of a copy and speed of a matrix product, both of random numbers."""
-    for name in _KERNEL_FILES:
-        check.attempt(1, f"import {name}", partial(_import, name))
-    check.found(1, "imports", True, f"{len(_KERNEL_FILES)} files tried")
+    for name in _kernel_files():
+        check.attempt(1, f"import {name}", partial(_import, check, name))
     size = 1 << (20 if check.is_dry else 30)
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=check.device)
     target = torch.empty_like(source)
@@ -66,8 +59,17 @@ def measure_ceilings(check: Check) -> None:
         check.measured(Measurement(1, name, unit, (values[0] * scale, values[1] * scale)))
 
 
-def _import(name: str) -> None:
+def _kernel_files() -> list[str]:
+    """Names of all modules of kernels for GPUs, and of what they share."""
+    import lmscope_kernels
+
+    names = (module.name for module in pkgutil.iter_modules(lmscope_kernels.__path__))
+    return [name for name in names if not name.endswith(_CPU_FILES)]
+
+
+def _import(check: Check, name: str) -> None:
     importlib.import_module(f"lmscope_kernels.{name}")
+    check.found(1, f"import {name}", True)
 
 
 # --- 2: builds -----------------------------------------------------------------------------
@@ -180,6 +182,28 @@ def _comparisons(
         kernels.apply_token_bitmask(logits, bitmask, rows)
         return float((logits != expected).sum()), 0.5
 
+    def stored() -> tuple[float, float]:
+        rows = shape.num_kv_heads, shape.head_size
+        num_blocks = 2 + num_rows // BLOCK_SIZE
+        key, value = randn(num_rows, *rows), randn(num_rows, *rows)
+        slots = torch.randperm(num_blocks * BLOCK_SIZE, device=check.device)[:num_rows]
+        slots[1] = -1  # padding
+        num_other = 0
+        results = []
+        for each in (kernels, reference):
+            # Zeros, which a row of random numbers is not: what goes elsewhere shows.
+            caches = [
+                torch.zeros(num_blocks, BLOCK_SIZE, *rows, dtype=dtype, device=check.device)
+                for _ in range(2)
+            ]
+            norm = torch.zeros(num_blocks * BLOCK_SIZE, rows[0], device=check.device)
+            each.store_kv(key, value, *caches, slots, norm)
+            results.append((*caches, norm))
+        for mine, other in zip(results[0][:2], results[1][:2], strict=True):
+            num_other += int((mine != other).sum())
+        return num_other + _error(results[0][2], results[1][2].double()), 1e-5
+
+    yield "store_kv", stored
     yield "rms_norm", norm
     yield "silu_mul", activation
     yield "paged_attention", attention
