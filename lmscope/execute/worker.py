@@ -9,7 +9,6 @@ import torch
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.config import EngineConfig
 from lmscope.errors import EngineClosedError
-from lmscope.execute.device_runner import DeviceRunner
 from lmscope.execute.model_runner import ModelRunner
 from lmscope.execute.pending_output import PendingOutput
 from lmscope.models.attention_mass import ByHead
@@ -42,6 +41,9 @@ class Worker:
             attention_backend=config.attention_backend,
         )
         if config.attention_backend == "triton":
+            # Here, not above: a start on a CPU need not wait for the kernels.
+            from lmscope.execute.device_runner import DeviceRunner
+
             self._runner = DeviceRunner(config, loaded, body, num_blocks, block_size)
             return
         self._runner = ModelRunner(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from transformers import AttentionInterface
 
 from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.attention_plan import AttentionPlan, Decoding
-from lmscope.models.kernel_attention import KernelAttention
 from lmscope.models.lazy_zeros import lazy_zeros
+
+if TYPE_CHECKING:
+    from lmscope.models.kernel_attention import KernelAttention
 
 __all__ = [
     "ATTENTION_NAME",

@@ -24,8 +24,6 @@ from torch.nn.modules import module as torch_module
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.batch_invariant import InvariantForward
 from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
-from lmscope.models.kernel_forward import KernelForward, uses_kernels
-from lmscope.models.kernel_invariant import KernelInvariantForward
 from lmscope.models.linear import ChosenMethod
 from lmscope.models.packed import PackedLinears
 from lmscope.models.plan import ExecutionPlan, PlanLine
@@ -177,14 +175,20 @@ class ModelBody:
     def _make_lean(self, layout: LeanLayout, device: torch.device) -> LeanForward | None:
         dtype = layout.embedding.dtype
         if not self._is_invariant:
-            if uses_kernels(layout, device):
-                return KernelForward(layout, self._packed.groups, device)
+            if device.type == "cuda":
+                # Here, not above: a start on a CPU need not wait for the kernels.
+                from lmscope.models.kernel_forward import KernelForward, uses_kernels
+
+                if uses_kernels(layout, device):
+                    return KernelForward(layout, self._packed.groups, device)
             if dtype == torch.float32:
                 return LeanForward(layout, self._packed.groups, device)
             self._not_lean = f"the kernels cannot take the sizes of its norms in {dtype}"
             return None
         try:
             if self._is_in_kernels:
+                from lmscope.models.kernel_invariant import KernelInvariantForward
+
                 return KernelInvariantForward(layout, self._packed.groups, device)
             return InvariantForward(layout, self._packed.groups, device, self._decode_kernel)
         except NotLean as reason:
