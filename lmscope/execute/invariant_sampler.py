@@ -40,7 +40,7 @@ class InvariantSampler(Sampler):
         batch = self._batch_of(rows, logits.device)
         adjusted = batch.adjust(logits)
         token_ids, best = self._draws.sample(adjusted, rows)
-        logprobs = self._logprobs(batch, logits, adjusted, adjusted, token_ids)
+        logprobs = self._logprobs(batch, logits, adjusted, token_ids)
         return SamplerOutput(token_ids.tolist(), logprobs, errors_of(best))
 
     def _log_softmax(self, logits: Tensor) -> Tensor:

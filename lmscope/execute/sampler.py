@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from lmscope.boundary import LogprobsLists
 from lmscope.checks import nearest
 from lmscope.execute.largest import largest
 from lmscope.execute.logits_adjustment import LogitsAdjustment
-from lmscope.execute.logits_filters import filter_min_p, filter_top_k, filter_top_p
-from lmscope.execute.random_draws import draw_tokens
+from lmscope.execute.random_rows import in_parts
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.execute.token_logprobs import gather_logprobs
 
@@ -84,13 +83,8 @@ class Sampler:
             return _output(*largest(logits), logprobs=[None] * len(rows))
 
         adjusted = batch.adjust(logits)
-        if batch.random_rows:
-            processed = batch.process(adjusted)
-            best, token_ids = batch.choose(adjusted, processed)
-        else:
-            processed = adjusted
-            best, token_ids = largest(adjusted)
-        logprobs = self._logprobs(batch, logits, adjusted, processed, token_ids)
+        best, token_ids = batch.choose(adjusted)
+        logprobs = self._logprobs(batch, logits, adjusted, token_ids)
         return _output(best, token_ids, logprobs)
 
     @torch.inference_mode()
@@ -101,10 +95,7 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self.vocab_size)
         batch = self._batch_of(rows, logits.device)
-        adjusted = batch.adjust(logits)
-        if not batch.random_rows:
-            return adjusted
-        return batch.drawn_from(adjusted, batch.process(adjusted))
+        return batch.process(batch.adjust(logits))
 
     @torch.inference_mode()
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], k: int) -> LogprobsLists:
@@ -137,14 +128,15 @@ class Sampler:
         return batch
 
     def _logprobs(
-        self, batch: _Batch, logits: Tensor, adjusted: Tensor, processed: Tensor, token_ids: Tensor
+        self, batch: _Batch, logits: Tensor, adjusted: Tensor, token_ids: Tensor
     ) -> list[LogprobsLists | None]:
         lists: list[LogprobsLists | None] = [None] * len(batch.rows)
+        if not batch.rows_by_num_logprobs:
+            return lists
+        is_raw = self.logprobs_mode.startswith("raw")
+        reported = logits if is_raw else batch.process(adjusted)
         for k, rows in batch.rows_by_num_logprobs.items():
-            if self.logprobs_mode.startswith("raw"):
-                values = _rows_of(logits, rows).to(torch.float32)
-            else:
-                values = _rows_of(batch.drawn_from(adjusted, processed), rows)
+            values = _rows_of(reported, rows).to(torch.float32)
             if self.logprobs_mode.endswith("logprobs"):
                 values = self._log_softmax(values)
             columns = self._gather(values, _rows_of(token_ids, rows), k)
@@ -155,14 +147,6 @@ class Sampler:
                     columns.sampled_token_ranks[i : i + 1],
                 )
         return lists
-
-
-class _Filter(NamedTuple):
-    """A filter, its rows among the random ones (None: all of them) and a value for each."""
-
-    function: Callable[[Tensor, Tensor], None]
-    rows: list[int] | None
-    values: Tensor
 
 
 class _Batch:
@@ -180,45 +164,13 @@ class _Batch:
         for i, row in enumerate(rows):
             if row.params.logprobs is not None:
                 self.rows_by_num_logprobs.setdefault(row.params.logprobs, []).append(i)
-        self.greedy_rows = [i for i, row in enumerate(rows) if row.params.is_greedy]
-        self.random_rows = [i for i, row in enumerate(rows) if not row.params.is_greedy]
-        params = [rows[i].params for i in self.random_rows]
-        # Beyond float32 it would be infinite, and a barred token's -inf / inf is NaN.
-        largest = torch.finfo(torch.float32).max
-        temperatures = [min(each.temperature, largest) for each in params]
-        self._temperature = (
-            torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
-            if any(temperature != 1.0 for temperature in temperatures)
-            else None
-        )
-        self._filters: list[_Filter] = []
-        for function, dtype, values in (
-            (
-                filter_min_p,
-                torch.float32,
-                [math.log(each.min_p) if each.min_p else None for each in params],
-            ),
-            (
-                filter_top_k,
-                torch.int64,
-                [each.top_k if 0 < each.top_k < vocab_size else None for each in params],
-            ),
-            (
-                filter_top_p,
-                torch.float32,
-                [each.top_p if each.top_p < 1.0 else None for each in params],
-            ),
-        ):
-            chosen = [i for i, value in enumerate(values) if value is not None]
-            if chosen:
-                column = torch.tensor([values[i] for i in chosen], dtype=dtype, device=device)
-                indices = None if len(chosen) == len(params) else chosen
-                self._filters.append(_Filter(function, indices, column))
+        self.random = in_parts(rows, vocab_size, device)
+        self._has_greedy = any(row.params.is_greedy for row in rows)
 
     def is_plain(self) -> bool:
         """Whether the largest logits are all that is asked for in this step."""
         is_due = any(adjustment.is_due() for _, adjustment in self.adjustments)
-        return not (is_due or self.random_rows or self.rows_by_num_logprobs)
+        return not (is_due or self.random or self.rows_by_num_logprobs)
 
     def adjust(self, logits: Tensor) -> Tensor:
         """[R, V] float32; `logits` is not changed, but may be what is returned."""
@@ -229,41 +181,33 @@ class _Batch:
         return adjusted
 
     def process(self, adjusted: Tensor) -> Tensor:
-        """What the random rows draw from: [len(random_rows), V]; `adjusted` is not changed."""
-        logits = adjusted[self.random_rows] if self.greedy_rows else adjusted
-        if self._temperature is not None:
-            logits = logits / self._temperature
-        elif self._filters and not self.greedy_rows:
-            logits = logits.clone()
-        for each in self._filters:
-            if each.rows is None:
-                each.function(logits, each.values)
-            else:
-                some = logits[each.rows]
-                each.function(some, each.values)
-                logits[each.rows] = some
-        return logits
+        """[R, V]: what random rows draw from, adjusted logits for greedy ones.
 
-    def choose(self, adjusted: Tensor, processed: Tensor) -> tuple[Tensor, Tensor]:
-        """The score and the token of each row, greedy or drawn: [R] each, as `max` does."""
-        rows = [self.rows[i] for i in self.random_rows]
-        best, token_ids = draw_tokens(
-            processed, [row.seed for row in rows], [len(row.output_token_ids) for row in rows]
-        )
-        if not self.greedy_rows:
-            return best, token_ids
-        all_best, all_token_ids = largest(adjusted)
-        all_best[self.random_rows] = best
-        all_token_ids[self.random_rows] = token_ids
-        return all_best, all_token_ids
-
-    def drawn_from(self, adjusted: Tensor, processed: Tensor) -> Tensor:
-        """[R, V]: adjusted logits for greedy rows, processed ones for the others."""
-        if not self.greedy_rows or not self.random_rows:
-            return processed
+        `adjusted` is not changed, but may be what is returned.
+        """
+        if not self.random:
+            return adjusted
+        if not self._has_greedy and len(self.random) == 1:
+            return self.random[0].process(adjusted)
         both = adjusted.clone()
-        both[self.random_rows] = processed
+        for part in self.random:
+            both[part.indices] = part.process(adjusted)
         return both
+
+    def choose(self, adjusted: Tensor) -> tuple[Tensor, Tensor]:
+        """The score and the token of each row, greedy or drawn: [R] each, as `max` does."""
+        drawn = [part.draw(adjusted) for part in self.random]
+        if not self._has_greedy and len(drawn) == 1:
+            return drawn[0]
+        if self._has_greedy:
+            best, token_ids = largest(adjusted)
+        else:
+            best = adjusted.new_empty(len(adjusted))
+            token_ids = torch.empty(len(adjusted), dtype=torch.int64, device=adjusted.device)
+        for part, (part_best, part_token_ids) in zip(self.random, drawn, strict=True):
+            best[part.indices] = part_best
+            token_ids[part.indices] = part_token_ids
+        return best, token_ids
 
 
 def _rows_of(table: Tensor, rows: list[int]) -> Tensor:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmscope.execute import sampler as sampler_module
+from lmscope.execute import random_rows, sampler as sampler_module
 from lmscope.execute.sampler import Sampler, SamplerOutput, SamplingRow
 from lmscope.sampling_params import SamplingParams
 
@@ -103,7 +104,7 @@ def test_greedy_takes_the_first_of_two_equal_tokens():
 
 
 def test_plain_greedy_rows_need_nothing_but_the_largest_logit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampler_module, "draw_tokens", None)
+    monkeypatch.setattr(random_rows, "draw_tokens", None)
     monkeypatch.setattr(sampler_module, "gather_logprobs", None)
     logits = torch.zeros(2, 5)
     monkeypatch.setattr(logits, "to", None, raising=False)
@@ -318,6 +319,57 @@ def test_every_kind_of_row_gives_the_same_alone_and_in_any_batch():
         output = sample(logits[some], *[rows[i] for i in some])
         assert output.token_ids == [whole.token_ids[i] for i in some]
         assert output.logprobs == [whole.logprobs[i] for i in some]
+
+
+def test_rows_that_are_drawn_in_parts_draw_the_same(monkeypatch: pytest.MonkeyPatch):
+    generator = torch.Generator().manual_seed(4)
+    logits = 3 * torch.randn(11, 700, generator=generator)
+    kinds: list[dict[str, object]] = [{"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {}]
+    rows = [make_row(seed=i, logprobs=1, **{"temperature": 1.5} | kinds[i % 4]) for i in range(11)]
+    together = Sampler(700, "processed_logits")
+    expected, processed = together.sample(logits, rows), together.process(logits, rows)
+    for most in (1, 3, 8):
+        monkeypatch.setattr(random_rows, "_MOST_ROWS_ON_CPU", most)
+        in_parts = Sampler(700, "processed_logits")
+        assert in_parts.sample(logits, rows) == expected
+        assert in_parts.process(logits, rows).equal(processed)
+
+
+class Counted(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.num_calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.8, "top_k": 20, "min_p": 0.01},
+        {"temperature": 0, "logprobs": 5},
+    ],
+)
+def test_torch_is_asked_as_often_for_many_rows_as_for_two(params: dict[str, object]):
+    logits = 4 * torch.randn(16, 5_000, generator=torch.Generator().manual_seed(0))
+    num_calls = []
+    for count in (2, 16):
+        rows = [make_row(seed=i, **params) for i in range(count)]
+        sampler = Sampler(5_000)
+        sampler.sample(logits[:count], rows)
+        with Counted() as counted:
+            sampler.sample(logits[:count], rows)
+        num_calls.append(counted.num_calls)
+
+    assert num_calls[0] == num_calls[1]
+    assert num_calls[0] > 0
 
 
 def test_e32_a_draw_that_is_thrown_away_changes_nothing():
