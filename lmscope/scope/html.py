@@ -133,7 +133,7 @@ def _table(view: EngineView) -> str:
     )  # fmt: skip
     totals = view.totals
     engine = engine_words(view.info)
-    running_on = f" ({engine})" if engine else ""
+    running_on = f" ({escape(engine)})" if engine else ""
     lines = [
         f"<p>{escape(view.info.model)}{running_on}: {view.step} steps, {totals.requests} requests, "
         f"{totals.output_tokens} output tokens, {totals.hits} blocks hit, "

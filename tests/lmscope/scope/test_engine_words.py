@@ -64,6 +64,18 @@ def test_frames_pages_and_traces_say_it(tiny_engine, tmp_path):
     assert name == f"engine tiny, {words}"
 
 
+def test_what_a_file_says_of_its_device_is_text_and_no_markup(tiny_engine, tmp_path):
+    engine = tiny_engine()
+    engine.info = engine.tap.info = msgspec.structs.replace(engine.info, device="<img src=x>")
+    with record(engine) as recording:
+        engine.add("abcd")
+    recording.to_html(tmp_path / "a.html")
+
+    page = (tmp_path / "a.html").read_text("utf-8")
+    assert "<p>tiny (&lt;img src=x&gt;)" in page
+    assert "<img" not in page.split("<script")[0]
+
+
 def test_what_is_in_flight_is_named():
     assert in_flight_words(()) == ""
     assert in_flight_words((4,)).startswith("Step 4 is in flight: the device has run it, and its")
