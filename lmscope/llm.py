@@ -597,10 +597,7 @@ class LLM:
             gone: Exception = EngineClosedError("the engine was closed; load a new one")
         else:
             logger.error("the engine died", exc_info=error)
-            gone = EngineDeadError(
-                f"the engine died with {type(error).__name__}: {error}; load a new one"
-            )
-            gone.__cause__ = error
+            gone = EngineDeadError.of(error)
         for child in self._live.clear():
             child.stream.fail(gone)
 

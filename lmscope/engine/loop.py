@@ -223,11 +223,7 @@ class EngineLoop:
 
     def _gone(self) -> Exception:
         if self.error is not None:
-            dead = EngineDeadError(
-                f"the engine died with {type(self.error).__name__}: {self.error}; load a new one"
-            )
-            dead.__cause__ = self.error
-            return dead
+            return EngineDeadError.of(self.error)
         return EngineClosedError("the engine was closed; load a new one with LLM(...)")
 
 

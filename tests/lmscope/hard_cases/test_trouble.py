@@ -240,6 +240,19 @@ def test_a5_everybody_who_waits_gets_the_error_and_later_calls_raise_at_once(cap
     llm.close()
 
 
+def test_an_engine_that_ran_out_of_memory_says_what_takes_less():
+    class OutOfMemoryError(RuntimeError):
+        """As torch calls it."""
+
+    def script(request_id, position):
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with LLM("s", execute="scripted", script=script) as llm:
+        for call in (lambda: llm.generate("abc", use_tqdm=False), lambda: llm.submit("abc")):
+            with pytest.raises(EngineDeadError, match=r"2\.00 GiB; load a new one that takes less"):
+                call()
+
+
 # -- A6: an interrupt -------------------------------------------------------------------
 
 
