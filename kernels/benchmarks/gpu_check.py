@@ -4,11 +4,12 @@
     python kernels/benchmarks/gpu_check.py --dry-run
 
 In order: the device's ceilings; every kernel built, with registers and spills; every kernel
-against float64 at real sizes; results bit for bit equal alone and in batches; kernel times; decode
-steps of the engine with models of random weights; a workload of 256 requests; a trace. Each item
-writes a line as soon as it knows something and starts only while its estimate fits what is left of
-the budget, so a run that is cut keeps what it had. It reads no network, and needs torch; what else
-is missing (triton, transformers, msgspec) is said where an item needs it.
+against float64 at real sizes; results of kernels and of a batch-invariant engine bit for bit equal
+alone and in batches; kernel times; decode steps of the engine with models of random weights; a
+workload of 256 requests; a trace. Each item writes a line as soon as it knows something and starts
+only while its estimate fits what is left of the budget, so a run that is cut keeps what it had. It
+reads no network, and needs torch; what else is missing (triton, transformers, msgspec) is said
+where an item needs it.
 
 Writes env.json, results.jsonl, summary.md (printed at the end too) and trace.json.gz into --out.
 --dry-run goes through the same items on a CPU with tiny sizes and the torch references. The exit
@@ -36,6 +37,7 @@ for _name, _folder in (("lmscope", _ROOT), ("lmscope_kernels", _ROOT / "kernels"
         sys.path.insert(0, str(_folder))
 
 import gpu_check_engine  # noqa: E402  # after the path is set
+import gpu_check_invariance  # noqa: E402
 import gpu_check_kernels  # noqa: E402
 import gpu_check_models  # noqa: E402
 import torch  # noqa: E402
@@ -54,13 +56,33 @@ class Item(NamedTuple):
     run: Callable[[Check], None]
 
 
+def _in_turn(*parts: Callable[[Check], None]) -> Callable[[Check], None]:
+    """One after the other, as one item."""
+
+    def run(check: Check) -> None:
+        for part in parts:
+            part(check)
+
+    return run
+
+
 ITEMS = (
     Item(1, "ceilings and imports", 20, gpu_check_kernels.measure_ceilings),
     Item(2, "builds", 60, gpu_check_kernels.build_kernels),
     Item(3, "right at real sizes", 90, gpu_check_kernels.check_results),
-    Item(4, "invariance", 30, gpu_check_kernels.check_invariance),
-    Item(5, "kernel times", 90, gpu_check_kernels.time_kernels),
-    Item(6, "engine steps", 60, gpu_check_engine.time_steps),
+    Item(4, "invariance", 40, gpu_check_invariance.check_invariance),
+    Item(
+        5,
+        "kernel times",
+        95,
+        _in_turn(gpu_check_kernels.time_kernels, gpu_check_invariance.time_matmul),
+    ),
+    Item(
+        6,
+        "engine steps",
+        60,
+        _in_turn(gpu_check_engine.time_steps, gpu_check_invariance.time_engine),
+    ),
     Item(7, "256 requests", 30, gpu_check_engine.run_workload),
     Item(8, "trace", 20, gpu_check_engine.take_trace),
 )

@@ -5,24 +5,19 @@ Models have random weights, and everything goes through the public LLM.
 
 from __future__ import annotations
 
-import itertools
 import random
-import statistics
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from gpu_check_llm import decode_steps, load_engine, prefill_s, random_prompts, require_engine
 from gpu_check_models import MODELS, TINY, Model, model_folder
 from gpu_check_report import Check, Measurement, is_noise
 
-if TYPE_CHECKING:
-    from lmscope import LLM
-
 __all__ = ["run_workload", "take_trace", "time_steps"]
 
-_BLOCK_SIZE = 16
 _MAX_TRACE_BYTES = 16 << 20
 # How far below the largest logit that of a token may be which is as good, in standard deviations
 # of all logits: what rounding to bfloat16 adds up to.
@@ -34,7 +29,7 @@ _NEAR_TIE = 0.2
 
 def time_steps(check: Check) -> None:
     """Decode steps and prefills of each model; then tokens, hidden syncs, what watching costs."""
-    _require_engine()
+    require_engine()
     models = (TINY,) if check.is_dry else MODELS
     for model in models:
         # What overlapping adds to graphs shows where steps are shortest.
@@ -50,11 +45,13 @@ def time_steps(check: Check) -> None:
 def _time_model(check: Check, model: Model, how: str) -> None:
     context = 24 if check.is_dry else 1024
     is_eager = how == "eager"
-    with _load(check, model, context, is_eager=is_eager, is_overlapped=how == "overlapped") as llm:
+    with load_engine(
+        check, model, context, is_eager=is_eager, is_overlapped=how == "overlapped"
+    ) as llm:
         kv_bytes = llm.config.kv_block_bytes / llm.config.block_size
         weight_bytes = _bytes_read_per_step(llm.module)
         for num_reqs, goal_ms in model.step_goals_ms.items():
-            seconds = _decode_steps(check, llm, num_reqs, context)
+            seconds = decode_steps(check, llm, num_reqs, context)
             check.measured(
                 Measurement(
                     6,
@@ -67,7 +64,7 @@ def _time_model(check: Check, model: Model, how: str) -> None:
                 )
             )
         length = 48 if check.is_dry else 2048
-        times = [_prefill_s(llm, length) * 1e3 for _ in range(3)][1:]
+        times = [prefill_s(llm, length) * 1e3 for _ in range(3)][1:]
         flops = 2 * weight_bytes / 2 * length
         ceiling = check.ceilings.get("flops")
         check.measured(
@@ -92,8 +89,8 @@ def _check_greedy(check: Check, model: Model) -> None:
     params = SamplingParams(
         temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
     )
-    with _load(check, model, length, is_eager=False) as llm:
-        prompts = _prompts([length] * 4, llm)
+    with load_engine(check, model, length, is_eager=False) as llm:
+        prompts = random_prompts([length] * 4)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         dtype = getattr(torch, llm.config.dtype)
     reference = AutoModelForCausalLM.from_pretrained(model_folder(model), dtype=dtype)
@@ -122,11 +119,11 @@ def _check_syncs(check: Check, model: Model) -> None:
     if check.is_dry:
         check.skipped(6, "no sync inside a step", "a CPU has nothing to wait for")
         return
-    with _load(check, model, 128, is_eager=False) as llm:
-        _decode_steps(check, llm, 4, 128)
+    with load_engine(check, model, 128, is_eager=False) as llm:
+        decode_steps(check, llm, 4, 128)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            _decode_steps(check, llm, 4, 128)
+            decode_steps(check, llm, 4, 128)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     check.found(6, "no sync inside a step", True)
@@ -137,15 +134,15 @@ def _time_watching(check: Check, model: Model) -> None:
     from lmscope.boundary import BOUNDARIES
 
     num_reqs, context = (2, 24) if check.is_dry else (64, 1024)
-    with _load(check, model, context, is_eager=False) as llm:
-        alone = _decode_steps(check, llm, num_reqs, context)
+    with load_engine(check, model, context, is_eager=False) as llm:
+        alone = decode_steps(check, llm, num_reqs, context)
         kept: deque[Any] = deque(maxlen=10_000)
         subscriptions = [llm.tap.on(kind, kept.append) for kind in BOUNDARIES]
-        watched = _decode_steps(check, llm, num_reqs, context)
+        watched = decode_steps(check, llm, num_reqs, context)
         for subscription in subscriptions:
             subscription.close()
         with llm.measure_attention():
-            measured = _decode_steps(check, llm, num_reqs, context)
+            measured = decode_steps(check, llm, num_reqs, context)
     check.found(6, "listeners heard the steps", len(kept) > 0, f"{len(kept)} structs")
     for what, seconds, goal in (
         ("attached listeners", watched, 0.05),
@@ -157,55 +154,12 @@ def _time_watching(check: Check, model: Model) -> None:
         check.measured(Measurement(6, name, "", added, goal=goal, note=note))
 
 
-def _decode_steps(check: Check, llm: LLM, num_reqs: int, context: int) -> tuple[float, float]:
-    """Seconds from one step to the next with `num_reqs` decoding requests: two medians.
-
-    Read from the last of the requests, whose first token says that all prompts are done.
-    """
-    from lmscope import SamplingParams
-
-    num_steps = 4 if check.is_dry else 40
-    num_prefills = -(-num_reqs * context // llm.config.max_num_batched_tokens)
-    num_tokens = 2 * num_steps + 4
-    params = SamplingParams(
-        temperature=0.0,
-        # Those that were first go on until the last has been measured.
-        max_tokens=num_tokens + 2 * num_prefills + 8,
-        ignore_eos=True,
-        detokenize=False,
-    )
-    prompts = _prompts([context] * num_reqs, llm)
-    streams = [llm.submit(prompt, params) for prompt in prompts]
-    times = []
-    for _ in streams[-1]:
-        times.append(time.perf_counter())
-        if len(times) == num_tokens:
-            break
-    for stream in streams:
-        stream.abort()
-    for stream in streams:
-        stream.wait()
-    steps = [after - before for before, after in itertools.pairwise(times)][2:]
-    half = len(steps) // 2
-    return statistics.median(steps[:half]), statistics.median(steps[half:])
-
-
-def _prefill_s(llm: LLM, length: int) -> float:
-    from lmscope import SamplingParams
-
-    (prompt,) = _prompts([length], llm)
-    params = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
-    began = time.perf_counter()
-    llm.submit(prompt, params).wait()
-    return time.perf_counter() - began
-
-
 # --- 7: a workload -------------------------------------------------------------------------
 
 
 def run_workload(check: Check) -> None:
     """256 requests of 100 to 1,024 tokens in and out: output tokens a second, twice."""
-    _require_engine()
+    require_engine()
     from lmscope import SamplingParams
 
     model = TINY if check.is_dry else MODELS[0]
@@ -227,7 +181,7 @@ def run_workload(check: Check) -> None:
     ]
     num_tokens = sum(each.max_tokens or 0 for each in params)
     speeds = []
-    with _load(check, model, 2 * longest, is_eager=False, is_overlapped=True) as llm:
+    with load_engine(check, model, 2 * longest, is_eager=False, is_overlapped=True) as llm:
         for _ in range(2):
             llm.generate(prompts[0], params[0], use_tqdm=False)
             began = time.perf_counter()
@@ -253,7 +207,7 @@ def run_workload(check: Check) -> None:
 
 def take_trace(check: Check) -> None:
     """Three decode steps as a trace for chrome://tracing or Perfetto."""
-    _require_engine()
+    require_engine()
     from torch.profiler import ProfilerActivity, profile
 
     from lmscope.boundary import SchedulerOutput
@@ -275,9 +229,9 @@ def take_trace(check: Check) -> None:
 
     model = TINY if check.is_dry else MODELS[0]
     context = 24 if check.is_dry else 1024
-    with _load(check, model, context, is_eager=False) as llm:
+    with load_engine(check, model, context, is_eager=False) as llm:
         with llm.tap.on(SchedulerOutput, follow) as subscription:
-            _decode_steps(check, llm, 1, context)
+            decode_steps(check, llm, 1, context)
         if subscription.error is not None:
             raise subscription.error
     num_bytes = path.stat().st_size
@@ -285,48 +239,6 @@ def take_trace(check: Check) -> None:
     if num_bytes > _MAX_TRACE_BYTES:
         path.unlink()
         check.skipped(8, "trace.json.gz", f"{num_bytes} bytes are more than {_MAX_TRACE_BYTES}")
-
-
-# --- engines -------------------------------------------------------------------------------
-
-
-def _require_engine() -> None:
-    """ImportError, with what to do, where the engine cannot be imported."""
-    try:
-        from lmscope import LLM, SamplingParams  # noqa: F401  # only whether it can
-    except ImportError as error:
-        raise ImportError(
-            f"lmscope's engine cannot be imported here ({error}); install that package, or carry "
-            "its wheel, and run items 6 to 8 again"
-        ) from error
-
-
-def _load(
-    check: Check, model: Model, context: int, *, is_eager: bool, is_overlapped: bool = False
-) -> LLM:
-    """An engine with such a model."""
-    from lmscope import LLM
-
-    num_seqs = max(model.step_goals_ms)
-    per_request = -(-(context + 512) // _BLOCK_SIZE)
-    return LLM(
-        model_folder(model),
-        dtype="float32" if check.is_dry else "bfloat16",
-        device=check.device,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=None if not check.is_dry else 64,
-        num_kv_blocks=1 + num_seqs * per_request,
-        block_size=_BLOCK_SIZE,
-        # Prompts that are measured again must be computed again.
-        enable_prefix_caching=False,
-        enforce_eager=is_eager,
-        async_scheduling=is_overlapped,
-    )
-
-
-def _prompts(lengths: list[int], llm: LLM) -> list[list[int]]:
-    # Below 200 there are ids in every vocabulary, and no special ones of these configs.
-    return [torch.randint(3, 200, (length,)).tolist() for length in lengths]
 
 
 def _bytes_read_per_step(module: torch.nn.Module) -> float:

@@ -27,13 +27,21 @@ from gpu_check_batches import (
 from gpu_check_report import Check, Measurement, is_noise
 from torch import Tensor
 
-__all__ = ["build_kernels", "check_invariance", "check_results", "measure_ceilings", "time_kernels"]
+__all__ = [
+    "LIMITS",
+    "build_kernels",
+    "check_invariance",
+    "check_results",
+    "measure_ceilings",
+    "time_kernels",
+    "times_s",
+]
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests" / "lmscope_kernels"
 # Of files that are for CPUs only; some of them need numba.
 _CPU_FILES = ("_cpu", "_numba", "numba_support")
 # Of ‖output - reference‖ / ‖reference‖, the latter in float64.
-_LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 
 
 # --- 1: ceilings ---------------------------------------------------------------------------
@@ -46,11 +54,11 @@ def measure_ceilings(check: Check) -> None:
     size = 1 << (20 if check.is_dry else 30)
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=check.device)
     target = torch.empty_like(source)
-    seconds = _times_s(check, [lambda: target.copy_(source)])
+    seconds = times_s(check, [lambda: target.copy_(source)])
     copy = tuple(2 * size / each for each in seconds)
     side = 128 if check.is_dry else 8192
     a, b = (torch.randn(side, side, device=check.device).bfloat16() for _ in range(2))
-    product = tuple(2 * side**3 / each for each in _times_s(check, [lambda: a @ b]))
+    product = tuple(2 * side**3 / each for each in times_s(check, [lambda: a @ b]))
     check.ceilings = {"bytes": sum(copy) / 2, "flops": sum(product) / 2}
     for name, unit, values, scale in (
         ("copy, read plus written", "TB/s", copy, 1e-12),
@@ -107,7 +115,7 @@ def check_results(check: Check) -> None:
     """Every kernel against its reference in float64, for each shape and type."""
     kernels = kernels_for(check.device)
     for shape in SHAPES[:1] if check.is_dry else SHAPES:
-        for dtype in _LIMITS:
+        for dtype in LIMITS:
             for name, compare in _comparisons(check, kernels, shape, dtype):
                 where = f"{name}, {shape.name}, {str(dtype).removeprefix('torch.')}"
                 if check.fits(3, where, 0 if check.is_dry else 2):
@@ -135,7 +143,7 @@ def _comparisons(
     check: Check, kernels: Kernels, shape: Shape, dtype: torch.dtype
 ) -> Iterator[tuple[str, Callable[[], tuple[float, float]]]]:
     """The name of each comparison, and what gives its error and its limit."""
-    limit = _LIMITS[dtype]
+    limit = LIMITS[dtype]
     reference = kernels_for("cpu")
     num_rows = 6 if check.is_dry else 4096
 
@@ -297,7 +305,7 @@ def _time_prefill(check: Check, kernels: Kernels, shape: Shape) -> None:
     length = 48 if check.is_dry else 8192
     batch = make_batch(shape, [length], [length], torch.bfloat16, check.device)
     flops = 2.0 * shape.num_heads * shape.head_size * length**2
-    seconds = _times_s(check, [partial(batch.attend, kernels)])
+    seconds = times_s(check, [partial(batch.attend, kernels)])
     goal = 300.0 if shape.head_size == 128 else None
     speeds = (flops / seconds[0] * 1e-12, flops / seconds[1] * 1e-12)
     floor = check.ceilings.get("flops", 0) * 1e-12 or None
@@ -311,7 +319,7 @@ def _time_sampling(check: Check, kernels: Kernels) -> None:
         for has_filters, goal_us in ((False, 20.0), (True, 60.0)):
             arguments = make_sampling(num_rows, vocab_size, has_filters, check.device)
             name = f"sample, {'top-k and top-p' if has_filters else 'no filter'}, R={num_rows}"
-            seconds = _times_s(check, [partial(kernels.sample, *arguments)])
+            seconds = times_s(check, [partial(kernels.sample, *arguments)])
             check.measured(
                 Measurement(
                     5,
@@ -328,8 +336,8 @@ def _time_mass(check: Check, kernels: Kernels, shape: Shape) -> None:
     """What block mass adds to attention, per layer and as a part of a whole step's goal."""
     num_reqs, context = (2, 64) if check.is_dry else (64, 1024)
     batch = make_batch(shape, [context] * num_reqs, [1] * num_reqs, torch.bfloat16, check.device)
-    without = [each * 1e6 for each in _times_s(check, [partial(batch.decode, kernels)])]
-    with_mass = [each * 1e6 for each in _times_s(check, [partial(batch.mass, kernels)])]
+    without = [each * 1e6 for each in times_s(check, [partial(batch.decode, kernels)])]
+    with_mass = [each * 1e6 for each in times_s(check, [partial(batch.mass, kernels)])]
     added = shape.num_layers * (sum(with_mass) - sum(without)) / 2
     parts = tuple(
         shape.num_layers * (b - a) / shape.step_goal_us
@@ -347,7 +355,7 @@ def _record(
     num_bytes: int,
     share_of_copy: float | None,
 ) -> None:
-    seconds = _times_s(check, calls)
+    seconds = times_s(check, calls)
     floor = _floor_us(check, num_bytes)
     goal = floor / share_of_copy if floor and share_of_copy else None
     values = (seconds[0] * 1e6, seconds[1] * 1e6)
@@ -367,7 +375,7 @@ def _num_copies(check: Check, num_bytes: int) -> int:
     return min(max(2, -(-3 * cache_bytes // num_bytes)), 24)
 
 
-def _times_s(check: Check, calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
+def times_s(check: Check, calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
     """Seconds of one call, twice: each the median of replays of a graph of all calls in turn."""
     for call in calls:
         call()

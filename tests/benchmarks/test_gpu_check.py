@@ -63,6 +63,23 @@ def test_a_dry_run_goes_through_every_item_and_nothing_fails(dry_run):
     }
 
 
+def test_a_dry_run_asks_an_engine_for_the_same_bits_and_what_they_cost(dry_run):
+    _, out = dry_run
+    lines = lines_of(out)
+
+    asked = [line["name"] for line in lines if line["name"].startswith("engine, tiny")]
+    for what in ("batch of 2", "chunks of 40 and 56", "preempted, again", "cached prefixes"):
+        assert f"engine, tiny, {what}" in asked
+    for what in ("chunks of 40 and 56", "preempted", "cached prefixes"):
+        assert f"engine, tiny, {what}: it came to that" in asked
+    priced = [line for line in lines if "as a multiple of the default" in line["name"]]
+    assert [line["item"] for line in priced] == [6] * 3
+    products = [
+        line for line in lines if line["name"].startswith("batch_invariant_matmul, 135M, g")
+    ]
+    assert [line["item"] for line in products] == [5] * 2
+
+
 def test_it_writes_what_it_promises(dry_run):
     result, out = dry_run
 
@@ -84,12 +101,13 @@ def test_without_the_engine_the_kernels_are_checked_and_it_says_why(tmp_path):
 
     lines = lines_of(tmp_path)
     assert result.returncode == 1
-    assert [line["verdict"] for line in lines if line["item"] == 4 and "verdict" in line] == [
-        "pass"
-    ] * 4
-    (failure,) = [line for line in lines if line.get("verdict") == "FAIL"]
-    assert "msgspec" in failure["note"]
-    assert "carry its wheel" in failure["note"]
+    passed = [line for line in lines if line["item"] == 4 and line.get("verdict") == "pass"]
+    assert len(passed) == 16
+    failures = [line for line in lines if line.get("verdict") == "FAIL"]
+    assert [line["item"] for line in failures] == [4, 7]
+    for failure in failures:
+        assert "msgspec" in failure["note"]
+        assert "carry its wheel" in failure["note"]
 
 
 def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path, capsys):
