@@ -11,17 +11,14 @@ One torch thread. No goal is set for the CPU.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from host import step_us
+from engine_steps import generate_anew, step_us, write_report
 from scheduler import in_turn
 from watching import Comparison, table
 from workloads import make_encoder, make_workload
@@ -52,17 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in options.workloads
         ]
     print("\n".join(table(results)))
-    if options.out:
-        report = {
-            "date": datetime.date.today().isoformat(),
-            "cores": os.cpu_count(),
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("lmscope", "torch")},
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "comparisons": [each._asdict() for each in results],
-        }
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(
+        options.out,
+        {name: version(name) for name in ("lmscope", "torch")},
+        load_before,
+        comparisons=[each._asdict() for each in results],
+    )
     return 0
 
 
@@ -73,13 +65,9 @@ def measure_attention(
     from lmscope import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=num_output_tokens, ignore_eos=True)
-    given = [{"prompt_token_ids": token_ids} for token_ids in prompts]
 
     def generate() -> float:
-        # Prompts come again in each run: with their blocks kept there would be no prefill.
-        if not llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be reset")
-        return step_us(llm, lambda: llm.generate(given, params, use_tqdm=False))
+        return step_us(llm, partial(generate_anew, llm, prompts, params))
 
     def generate_measured() -> float:
         with llm.measure_attention():

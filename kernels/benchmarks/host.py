@@ -2,20 +2,18 @@
 
     .venv/bin/python kernels/benchmarks/host.py --rounds 10 --out host.json
 
-The demo model is loaded and not run: a function that returns logits, the same in every step, is in
-its place. CPU time of the engine thread per step, with 1, 16 and 64 requests in the batch, in
-rounds that rotate, for greedy requests, for random ones, and for greedy ones that ask for log
-probabilities. The parts are measured in runs of their own, since looking at the clock costs some
-of what is measured. One torch thread. The exit status is 1 when a goal is missed.
+The demo model is loaded and not run: a function that returns logits, other ones for a request in
+every step, is in its place. CPU time of the engine thread per step, with 1, 16, 64 and 256 requests
+in the batch, in rounds that rotate, for greedy requests, for random ones, and for greedy ones that
+ask for log probabilities. The parts are measured in runs of their own, since looking at the clock
+costs some of what is measured. One torch thread. The exit status is 1 when a goal is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
+import itertools
 import os
-import platform
 import statistics
 import sys
 import time
@@ -23,22 +21,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine_steps import generate_anew, step_us, steps_of, write_report
 from scheduler import in_turn
 from start import quartiles
 
 if TYPE_CHECKING:
     from lmscope import LLM, SamplingParams
 
-__all__ = ["GOALS_MS", "PARTS", "Costs", "main", "measure", "step_us", "table", "verdict"]
+__all__ = ["GOALS_MS", "PARTS", "Costs", "main", "measure", "table", "verdict"]
 
 # Most milliseconds of a step with so many greedy requests.
 GOALS_MS = {1: 0.3, 64: 1.5}
 PARTS = ("schedule", "prepare", "sample", "take in", "text")
 _NUM_OUTPUT_TOKENS = 64
 _NUM_PROMPT_TOKENS = 20
+_BLOCK_SIZE = 16
+# Steps until a request gets the same logits again.
+_NUM_TURNS = 61
 
 # Microseconds per step of one kind of requests, by how many there are: all in all, and by part.
 Costs = dict[int, tuple[list[float], dict[str, float]]]
@@ -52,18 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(table(results)))
     lines, status = verdict(results["greedy"])
     print("\n".join(["", *lines]))
-    if options.out:
-        report = {
-            "date": datetime.date.today().isoformat(),
-            "cores": os.cpu_count(),
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("lmscope", "torch", "numpy")},
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "step_us": results,
-            "verdict": lines,
-        }
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(
+        options.out,
+        {name: version(name) for name in ("lmscope", "torch", "numpy")},
+        load_before,
+        step_us=results,
+        verdict=lines,
+    )
     return status
 
 
@@ -71,7 +67,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--model", default="demo", help="what LLM() takes (default: %(default)s)")
-    parser.add_argument("--requests", default="1,16,64", help="how many (default: %(default)s)")
+    parser.add_argument("--requests", default="1,16,64,256", help="how many (default: %(default)s)")
     parser.add_argument("--out", help="write every measurement to this JSON file")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -93,7 +89,16 @@ def measure(model: str, counts: Sequence[int], rounds: int) -> dict[str, Costs]:
         "logprobs": SamplingParams(temperature=0, logprobs=5, max_tokens=most, ignore_eos=True),
     }
     results: dict[str, Costs] = {}
-    with LLM(model, threads=1, max_num_seqs=max(counts)) as llm:
+    # So that nobody is preempted.
+    num_blocks = 1 + max(counts) * -(-(_NUM_PROMPT_TOKENS + most) // _BLOCK_SIZE)
+    with LLM(
+        model,
+        threads=1,
+        max_num_seqs=max(counts),
+        max_num_batched_tokens=max(counts) * _NUM_PROMPT_TOKENS,
+        block_size=_BLOCK_SIZE,
+        num_kv_blocks=num_blocks,
+    ) as llm:
         _replace_model(llm)
         for kind, params in kinds.items():
             works = {
@@ -104,44 +109,16 @@ def measure(model: str, counts: Sequence[int], rounds: int) -> dict[str, Costs]:
             results[kind] = {}
             for count, work in works.items():
                 with _timed_parts(llm) as parts:
-                    num_steps = round(_num_steps(llm, work))
+                    num_steps = steps_of(llm, work)
                 by_part = {name: seconds / num_steps * 1e6 for name, seconds in parts.items()}
                 results[kind][count] = (in_all[str(count)], by_part)
     return results
 
 
-def step_us(llm: LLM, work: Callable[[], object]) -> float:
-    """CPU time of the engine thread per step that `work` made it do, in microseconds."""
-
-    def now() -> tuple[float, int]:
-        # On the engine thread, whose clock this is; there is no way to ask from outside.
-        result: tuple[float, int] = llm._loop.call(
-            lambda core: (time.thread_time(), core.step_number)
-        )
-        return result
-
-    began, first = now()
-    work()
-    ended, last = now()
-    return (ended - began) / (last - first) * 1e6
-
-
-def _num_steps(llm: LLM, work: Callable[[], object]) -> int:
-    first: int = llm._loop.call(lambda core: core.step_number)
-    work()
-    last: int = llm._loop.call(lambda core: core.step_number)
-    return last - first
-
-
 def _generate(llm: LLM, params: SamplingParams, count: int) -> None:
-    # The same prompts each time, but for the first token, which keeps them from being cached.
-    prompts = [
-        {"prompt_token_ids": [1 + index, *range(2, _NUM_PROMPT_TOKENS + 1)]}
-        for index in range(count)
-    ]
-    if not llm.reset_prefix_cache():
-        raise RuntimeError("the prefix cache could not be reset")
-    llm.generate(prompts, params, use_tqdm=False)
+    # The first token tells them apart, which keeps a prompt from finding another one's blocks.
+    prompts = [[1 + index, *range(2, _NUM_PROMPT_TOKENS + 1)] for index in range(count)]
+    generate_anew(llm, prompts, params)
 
 
 def _runner(core: Any) -> Any:
@@ -157,10 +134,12 @@ def _replace_model(llm: LLM) -> None:
         generator = torch.Generator().manual_seed(0)
         most = llm.config.max_num_seqs
         # As peaked as those of a language model, so that top-p leaves a few tokens.
-        logits = 4 * torch.randn(most, runner.loaded.vocab_size, generator=generator)
+        logits = 4 * torch.randn(most + _NUM_TURNS, runner.loaded.vocab_size, generator=generator)
+        turns = itertools.cycle(range(_NUM_TURNS))
 
         def body(_token_ids: Any, _batch: Any, _kv_cache: Any, indices: Any) -> Any:
-            return logits[: len(indices)]
+            first = next(turns)
+            return logits[first : first + len(indices)]
 
         runner._body = body
 

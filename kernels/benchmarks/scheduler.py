@@ -14,10 +14,7 @@ blocks, beside few. The exit status is 1 when a goal is missed.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from engine_steps import write_report
 from scheduler_load import LOADS
 from start import quartiles
 from worker_process import Peer, PeerError, rotated
@@ -108,22 +106,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(table(results)))
     lines, status = verdict(results)
     print("\n".join(["", *lines]))
-    if options.out:
-        report = {
-            "date": datetime.date.today().isoformat(),
-            "cores": os.cpu_count(),
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "versions": versions,
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "skipped": reason,
-            "costs": {
-                each.what: {name: [cost._asdict() for cost in costs[name]] for name in costs}
-                for each, costs in results
-            },
-            "verdict": lines,
-        }
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(
+        options.out,
+        versions,
+        load_before,
+        skipped=reason,
+        costs={
+            each.what: {name: [cost._asdict() for cost in costs[name]] for name in costs}
+            for each, costs in results
+        },
+        verdict=lines,
+    )
     return status
 
 

@@ -16,10 +16,7 @@ nothing. One torch thread. The exit status is 1 when a goal is missed.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -31,7 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from host import step_us
+from engine_steps import generate_anew, step_us, write_report
 from scheduler import in_turn
 from scheduler_load import LOADS, Load
 from scheduler_worker import import_lmscope, run
@@ -83,18 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(table(results)))
     lines, status = verdict(results)
     print("\n".join(["", *lines]))
-    if options.out:
-        report = {
-            "date": datetime.date.today().isoformat(),
-            "cores": os.cpu_count(),
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("lmscope", "torch", "msgspec")},
-            "load_average": {"before": load_before, "after": os.getloadavg()},
-            "comparisons": [each._asdict() for each in results],
-            "verdict": lines,
-        }
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    write_report(
+        options.out,
+        {name: version(name) for name in ("lmscope", "torch", "msgspec")},
+        load_before,
+        comparisons=[each._asdict() for each in results],
+        verdict=lines,
+    )
     return status
 
 
@@ -152,13 +144,9 @@ def _measure_recording(
     from lmscope.scope.recording import record
 
     params = SamplingParams(temperature=0, max_tokens=num_output_tokens, ignore_eos=True)
-    given = [{"prompt_token_ids": token_ids} for token_ids in prompts]
 
     def generate() -> float:
-        # Prompts come again in each run: with their blocks kept there would be no prefill.
-        if not llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be reset")
-        return step_us(llm, lambda: llm.generate(given, params, use_tqdm=False))
+        return step_us(llm, partial(generate_anew, llm, prompts, params))
 
     def generate_recorded(path: Path | None) -> float:
         with record(llm, path):
