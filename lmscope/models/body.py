@@ -152,6 +152,8 @@ class ModelBody:
         parameters = list(self.module.parameters())
         weight_bytes = sum(p.numel() * p.element_size() for p in parameters)
         kept = f"{weight_bytes / 1e6:.0f} MB of weights in llm.module"
+        if packed.are_weights_unread:
+            kept += ", which stay in their file until somebody looks at them"
         return ExecutionPlan(
             body=body,
             linears=packed.line(self._are_weights_changed()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ class PackedLinears:
 
     groups    what runs a group of layers, by the ids of its modules
     layers    what runs one layer, by its id; a member of a group runs all of it
+    are_weights_unread    nothing has read the module's own weights, which are in a mapped file
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class PackedLinears:
         todo.sort(key=lambda group: -sum(weight_and_bias(each).weight.numel() for each in group))
         with ThreadPoolExecutor(_num_packing_threads()) as pool:
             done = list(pool.map(self._pack, todo))
+        self.are_weights_unread = early is not None and all(each.is_early for each in done)
         self._early = None
         self.groups: dict[tuple[int, ...], Linear] = {}
         self.layers: dict[int, Linear] = {}
         self.refused: dict[int, str] = {}
         self.num_bytes = 0
-        for group, (linear, refusal) in zip(todo, done, strict=True):
+        for group, (linear, refusal, _) in zip(todo, done, strict=True):
             self.groups[tuple(id(layer) for layer in group)] = linear
             if refusal is not None:
                 self.refused.update((id(layer), refusal) for layer in group)
@@ -93,19 +95,27 @@ class PackedLinears:
             self.refused.get(id(head), ""),
         )
 
-    def _pack(self, group: tuple[torch.nn.Module, ...]) -> tuple[Linear, str | None]:
-        """What runs the group, and why its method does not."""
+    def _pack(self, group: tuple[torch.nn.Module, ...]) -> _Done:
         parts: list[WeightAndBias] = [weight_and_bias(layer) for layer in group]
         if self._early is not None:
             done = self._early.take(parts)
             if done is not None:
-                return done.linear or self._plain.pack(parts), done.refusal
+                linear = done.linear or self._plain.pack(parts)
+                return _Done(linear, done.refusal, is_early=done.linear is not None)
         with torch.inference_mode():
             for part in parts:
                 refusal = self._chosen.method.refusal(part.weight)
                 if refusal is not None:
-                    return self._plain.pack(parts), refusal
-            return self._chosen.method.pack(parts), None
+                    return _Done(self._plain.pack(parts), refusal)
+            return _Done(self._chosen.method.pack(parts), None)
+
+
+class _Done(NamedTuple):
+    """What runs a group, and why its method does not."""
+
+    linear: Linear
+    refusal: str | None
+    is_early: bool = False
 
 
 def _part(linear: Linear, start: int, end: int) -> Linear:

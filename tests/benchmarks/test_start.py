@@ -58,13 +58,24 @@ def test_starts_are_measured_in_pairs_and_the_first_does_not_count(demo_model, m
         assert arguments == (("1", str(demo_model)) if order[-1] == "theirs" else ("1",))
         assert environment == {"OMP_NUM_THREADS": "1"}
         now = start.time.monotonic()
-        return json.dumps({"loaded": now, "answered": now + 1, "cpu": len(order)})
+        peak = 1e6 * len(order)  # KiB, or bytes on macOS
+        return json.dumps({"loaded": now, "answered": now + 1, "cpu": len(order), "peak": peak})
 
     monkeypatch.setattr(start, "_run", run)
-    seconds = start.measure_starts(2, threads=1)
+    monkeypatch.setattr(start.sys, "platform", "linux")
+    seconds, megabytes = start.measure_starts(2, threads=1)
     assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert seconds[f"{start.OURS}, CPU time"] == [4, 5]
     assert seconds[f"{start.THEIRS}, CPU time"] == [3, 6]
+    assert megabytes == {
+        f"{start.OURS}, peak memory": [4096, 5120],
+        f"{start.THEIRS}, peak memory": [3072, 6144],
+    }
+    assert sorted(start.memory_table(megabytes)[3:]) == [
+        f"| {start.OURS}, peak memory | 2 | 4608 | 4352 to 4864 |",
+        f"| {start.THEIRS}, peak memory | 2 | 4608 | 3840 to 5376 |",
+    ]
+    assert start.memory_table({}) == []
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,7 @@ def test_a_start_has_two_goals(ours, theirs, words):
 def test_the_code_that_starts_transformers_runs(demo_model):
     took = start._start(start.TRANSFORMERS, 1, str(demo_model))
     assert 0 < took[""] < took[", to the first token"]
+    assert 100 < took["peak memory in MB"] < 100_000
 
 
 def test_a_failing_process_says_why():

@@ -19,6 +19,7 @@ from lmscope.models.fuse import lean_layout
 from lmscope.models.linear import choose_linear_method
 from lmscope.models.loader import load_model
 from lmscope.models.packed import PackedLinears
+from lmscope.models.plan import PlanLine
 from lmscope.models.swap import linear_layers, weight_and_bias
 
 CPU = torch.device("cpu")
@@ -122,6 +123,9 @@ def test_all_of_a_model_is_packed_early_to_the_same_bits(kind, settings, tmp_pat
         rows = torch.randn(5, width)
         assert torch.equal(linear_of_group(rows), wanted.groups[ids](rows))
     assert loaded.body(exact=False)._packed is packed
+    late = load_model(tmp_path, show_progress=False)
+    memory = [str(each.body(exact=False).plan(PlanLine("1")).memory) for each in (loaded, late)]
+    assert ["stay in their file" in line for line in memory] == [True, False]
     assert loaded.body(exact=True)._packed is not packed
 
 
@@ -137,6 +141,7 @@ def test_a_refused_weight_is_refused_early_for_the_same_reason(tmp_path, begin):
     got = early.body(exact=False)._packed
     wanted = late.body(exact=False)._packed
     assert early._bodies.packed is got
+    assert not got.are_weights_unread  # F.linear reads them
     assert list(got.refused.values()) == list(wanted.refused.values())
     assert len(got.refused) == 3  # gate and up are one product
     assert str(got.line(False)) == str(wanted.line(False))
