@@ -1,9 +1,13 @@
-from kernel_compiling import Case
+from kernel_compiling import MODELS, Case
 from lmscope_kernels.sampling import draw_kernel, pick_kernel
 from lmscope_kernels.sampling_search import narrow_kernel, row_maximum_kernel
+from triton import next_power_of_2
 
-# What the launcher takes where nothing is interpreted, and chunks for 151,936 tokens.
-CHUNK, STRIP, CHUNKS = 2048, 256, 128
+# What the launcher takes where nothing is interpreted; the chunks of each vocabulary, most first.
+CHUNK, STRIP = 2048, 256
+CHUNKS, *OTHER_CHUNKS = sorted(
+    {next_power_of_2(-(-shape[-1] // CHUNK)) for shape in MODELS.values()}, reverse=True
+)
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 
@@ -45,8 +49,20 @@ def cases(name, logits, stride):
     ]
 
 
+def smaller_cases(chunks):
+    own = types("*fp32", "i32:16")
+    constants = {"CHUNK": CHUNK, "CHUNKS": chunks, "HAS_TOP_K": True, "HAS_MIN_P": True}
+    by_mass = {**constants, "BY_MASS": True, "STRIP": STRIP}
+    return [
+        Case(f"narrow-by-mass-{chunks}", narrow_kernel, own, by_mass, OPTIONS),
+        Case(f"draw-{chunks}", draw_kernel, own, {**constants, "HAS_TOP_P": True}, OPTIONS),
+        Case(f"pick-{chunks}", pick_kernel, own, {"CHUNKS": chunks}, OPTIONS),
+    ]
+
+
 CASES = [
     *cases("f32", "*fp32", "i32:16"),
+    *(case for chunks in OTHER_CHUNKS for case in smaller_cases(chunks)),
     *cases("bf16-odd", "*bf16", "i32"),
     Case("pick", pick_kernel, types("*fp32", "i32"), {"CHUNKS": CHUNKS}, OPTIONS),
 ]
