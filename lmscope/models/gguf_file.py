@@ -17,12 +17,13 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from lmscope_kernels.gguf_linear_cpu import pack_blocks, why_not_packed
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-__all__ = ["convert_gguf"]
+__all__ = ["convert_gguf", "write_blocks"]
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -80,6 +81,27 @@ def convert_gguf(file: Path, folder: Path, *, show_progress: bool = True) -> Non
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
+def write_blocks(file: Path, module: Any, target: Path) -> None:
+    """Write what of `file` is in blocks that gguf_linear multiplies by, to a safetensors file.
+
+    Under the name of the parameter of `module`, which was made of the file, and ".quanta",
+    ".scales" and ".minima".
+    """
+    reader = _open(file)
+    architecture = reader.fields["general.architecture"].contents()
+    tensors = {tensor.name: tensor for tensor in reader.tensors if tensor.name != _ROPE_FACTORS}
+    packed = {}
+    for name, stored_name in _match_names(module, architecture, tensors, file).items():
+        stored = tensors[stored_name]
+        quantization = stored.tensor_type.name
+        # The file states shapes from the last dimension to the first.
+        if why_not_packed([int(size) for size in reversed(stored.shape)], quantization) is None:
+            data = _in_order(stored.data, name, architecture, module.config)
+            for part, tensor in pack_blocks(data, quantization)._asdict().items():
+                packed[f"{name}.{part}"] = tensor
+    save_file(packed, target)
+
+
 def _open(file: Path) -> Any:
     try:
         return gguf.GGUFReader(file)
@@ -124,15 +146,21 @@ def _converted(
     for name, stored_name in names.items():
         stored = tensors[stored_name]
         array = gguf.dequantize(stored.data, stored.tensor_type)
-        if architecture == "llama" and ".q_proj." in name:
-            array = _halves_apart(array, config.num_attention_heads)
-        elif architecture == "llama" and ".k_proj." in name:
-            array = _halves_apart(array, config.num_key_value_heads)
+        array = _in_order(array, name, architecture, config)
         progress.update(array.nbytes)
         yield name, torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
 
 
-def _halves_apart(array: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+def _in_order(array: NDArray[Any], name: str, architecture: str, config: Any) -> NDArray[Any]:
+    """Rows of a parameter, numbers or blocks of them, in the order of the module."""
+    if architecture == "llama" and ".q_proj." in name:
+        return _halves_apart(array, config.num_attention_heads)
+    if architecture == "llama" and ".k_proj." in name:
+        return _halves_apart(array, config.num_key_value_heads)
+    return array
+
+
+def _halves_apart(array: NDArray[Any], num_heads: int) -> NDArray[Any]:
     """Rows of each head from pairs (0, D/2, 1, D/2 + 1, ...) back to 0, 1, 2, ...
 
     GGUF stores what rotates together side by side; transformers rotates element i with

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from lmscope.checks import nearest
 
 __all__ = [
+    "GGUF_NAME",
     "ChosenMethod",
     "Fp16PackedLinears",
     "Int8Linears",
@@ -29,11 +30,16 @@ __all__ = [
     "SideBySideLinears",
     "WeightAndBias",
     "adjoined",
+    "biases_of",
     "choose_linear_method",
+    "why_no_loops",
 ]
 
 # Rows [..., in] -> [..., out].
 Linear = Callable[[Tensor], Tensor]
+
+# The quantization of gguf_linears.py.
+GGUF_NAME = "gguf"
 
 _FP16_LARGEST = 65504.0
 _FP16_SMALLEST_NORMAL = 2.0**-14
@@ -201,15 +207,16 @@ def choose_linear_method(
     """The method for a model.
 
     exact           the numbers of F.linear in the model's dtype
-    quantization    what the user asked for; None: nothing that changes more than rounding does
+    quantization    what the user asked for; None: nothing that changes more than rounding does.
+                    GGUF_NAME is for choose_gguf_method, which knows the model
 
     ValueError when what the user asked for cannot be had.
     """
     if quantization is not None:
         if quantization != Int8Linears.name:
-            known = (Int8Linears.name,)
+            known = (Int8Linears.name, GGUF_NAME)
             raise ValueError(f"quantization is {quantization!r}; {nearest(quantization, known)}")
-        reason = _why_not_int8(dtype, device)
+        reason = why_no_loops(dtype, device)
         if reason is not None:
             raise ValueError(f"quantization is 'int8', which {reason}, or leave quantization out")
         return ChosenMethod(
@@ -239,11 +246,11 @@ def adjoined(parts: Sequence[WeightAndBias]) -> WeightAndBias:
                 end = start + len(part.weight)
                 part.weight.data = weight[start:end]
                 start = end
-    return WeightAndBias(weight, _biases(parts))
+    return WeightAndBias(weight, biases_of(parts))
 
 
-def _why_not_int8(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why 8-bit weights cannot be had here, and what to do; None: they can."""
+def why_no_loops(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the compiled loops of small weights cannot be had, and what to do; None: they can."""
     if device.type != "cpu":
         return f"is for a CPU, and this is {device.type}; use device='cpu'"
     if dtype != torch.float32:
@@ -293,10 +300,10 @@ def _side_by_side(parts: Sequence[WeightAndBias]) -> WeightAndBias:
     """One weight and bias that give the outputs of all parts."""
     if len(parts) == 1:
         return parts[0]
-    return WeightAndBias(torch.cat([part.weight for part in parts]), _biases(parts))
+    return WeightAndBias(torch.cat([part.weight for part in parts]), biases_of(parts))
 
 
-def _biases(parts: Sequence[WeightAndBias]) -> Tensor | None:
+def biases_of(parts: Sequence[WeightAndBias]) -> Tensor | None:
     """The biases of all parts, in a copy where there are several; None where there are none."""
     if len(parts) == 1:
         return parts[0].bias

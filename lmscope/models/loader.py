@@ -25,10 +25,10 @@ from lmscope.models.body import ModelBody
 from lmscope.models.device_choice import choose_device, choose_dtype
 from lmscope.models.early_packing import EarlyPacking
 from lmscope.models.fuse import NotLean, lean_layout
-from lmscope.models.kernel_invariant import kernel_invariant_method
-from lmscope.models.linear import Fp16PackedLinears, choose_linear_method
+from lmscope.models.gguf_linears import choose_gguf_method
+from lmscope.models.linear import GGUF_NAME, Fp16PackedLinears, choose_linear_method
 from lmscope.models.model_folder import in_which_files
-from lmscope.models.model_source import find_model
+from lmscope.models.model_source import find_model, gguf_source
 from lmscope.models.packed import PackedLinears
 from lmscope.models.support import (
     ModelShape,
@@ -54,6 +54,7 @@ class LoadedModel:
     module           in eval mode, without gradients; its attention needs a batch of ours
     tokenizer        what was loaded or given; None: there is none
     path             a hub id or a folder; transformers loads the same model from it
+    gguf_file        what the folder was made of; None: of no GGUF file
     windows          each sliding window that some layer has, once; None: a layer without one
     is_softcapped    some layer's attention scores have a soft cap
     eos_token_id     the tokenizer's; where it has none, the first of the next
@@ -63,6 +64,7 @@ class LoadedModel:
     module: torch.nn.Module
     tokenizer: Any
     path: str
+    gguf_file: Path | None
     max_model_len: int
     num_layers: int
     num_query_heads: int
@@ -100,10 +102,17 @@ class LoadedModel:
             in_kernels = batch_invariant and attention_backend == "triton"
             key = exact, quantization, batch_invariant, in_kernels
             if key not in self._bodies.made:
-                chosen = choose_linear_method(
-                    exact=exact, quantization=quantization, dtype=self.dtype, device=self.device
+                chosen = (
+                    choose_gguf_method(self.module, Path(self.path), self.gguf_file, self.device)
+                    if quantization == GGUF_NAME
+                    else choose_linear_method(
+                        exact=exact, quantization=quantization, dtype=self.dtype, device=self.device
+                    )
                 )
                 if in_kernels:
+                    # Here, not above: a start on a CPU need not wait for the kernels.
+                    from lmscope.models.kernel_invariant import kernel_invariant_method
+
                     chosen = kernel_invariant_method()
                 elif batch_invariant:
                     chosen = invariant_method(chosen)
@@ -194,6 +203,7 @@ def load_model(
         module=module,
         tokenizer=loaded_tokenizer,
         path=source,
+        gguf_file=gguf_source(model),
         max_model_len=_max_model_len(source, text_config),
         **shape._asdict(),
         dtype=chosen_dtype,

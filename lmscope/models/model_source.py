@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lmscope.config import cache_folder
 from lmscope.models.cache import locked_cache, scratch_folder
-from lmscope.models.demo import demo_folder, ensure_demo_model
+from lmscope.models.demo import DEMO_FILE, demo_folder, ensure_demo_model
 from lmscope.models.model_folder import check_folder
 
-__all__ = ["find_model", "folder_at_hand"]
+__all__ = ["find_model", "folder_at_hand", "gguf_source"]
 
 
 def find_model(model: str | Path, show_progress: bool) -> str:
@@ -37,6 +37,14 @@ def find_model(model: str | Path, show_progress: bool) -> str:
             'a hub id such as "Qwen/Qwen3-0.6B", or "demo"'
         )
     return model
+
+
+def gguf_source(model: str | Path) -> Path | None:
+    """The GGUF file that find_model's folder was made of; None: it was made of none."""
+    if model == "demo":
+        return cache_folder() / DEMO_FILE
+    path = Path(model).expanduser()
+    return path if path.suffix == ".gguf" else None
 
 
 def folder_at_hand(model: str | Path) -> Path | None:

@@ -37,6 +37,7 @@ def write_gguf() -> Callable[..., Any]:
     rope_factors    the tensor that GGUF keeps for scaled rotary embeddings
     leave_out       names of tensors in the file that are not written
     also            names of tensors that are written and belong to nothing
+    quantise        how matrices are stored; "" for float32
     config          changes of the config
     """
     import gguf
@@ -63,7 +64,7 @@ def write_gguf() -> Callable[..., Any]:
         rope_factors: Any = None,
         leave_out: tuple[str, ...] = (),
         also: tuple[str, ...] = (),
-        quantise: bool = False,
+        quantise: str = "",
         **changes: Any,
     ) -> Any:
         settings = {**TINY, "tie_word_embeddings": True, **changes}
@@ -104,8 +105,9 @@ def write_gguf() -> Callable[..., Any]:
                 continue
             array = np.ascontiguousarray(array)
             if quantise and array.ndim == 2:
-                quantised = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
-                writer.add_tensor(stored_name, quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+                kind_of_block = gguf.GGMLQuantizationType[quantise]
+                quantised = gguf.quantize(array, kind_of_block)
+                writer.add_tensor(stored_name, quantised, raw_dtype=kind_of_block)
             else:
                 writer.add_tensor(stored_name, array)
         if rope_factors is not None:
