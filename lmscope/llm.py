@@ -97,6 +97,10 @@ class LLM:
     exact              weights stay in the dtype; without it, float32 weights that lose nothing
                        which matters are packed in half precision where a CPU is faster so, and
                        `print(llm.plan)` says what runs
+    quantization       weights of fewer bits for steps of few rows, with the extra cpu. "gguf": the
+                       4- and 8-bit blocks of the GGUF file that the model was loaded from, as
+                       they are, for one or two rows; tokens are those of float32. "int8": any
+                       model's weights rounded to 8 bits, for one to four rows; approximate
     batch_invariant    tokens and log probabilities are the same bit for bit alone and in any
                        batch, chunked or not, preempted or not, cached or not. For float32 models
                        shaped like Llama on a CPU, and slower: docs/decisions/batch_invariant.md

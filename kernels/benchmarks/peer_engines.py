@@ -292,6 +292,7 @@ def _about(*packages: str) -> dict[str, object]:
 ENGINES: dict[str, Callable[[str, int], Engine]] = {
     "lmscope": load_lmscope,
     "lmscope-exact": partial(load_lmscope, exact=True),
+    "lmscope-gguf": partial(load_lmscope, quantization="gguf"),
     "lmscope-int8": partial(load_lmscope, quantization="int8"),
     "transformers": load_transformers,
     "transformers-cb": load_continuous_batching,

@@ -43,7 +43,7 @@ from workloads import Workload, make_encoder, make_workload, workload_shape
 __all__ = ["ENGINES", "EXACT", "NEAR_TIE", "WORKLOADS", "Run", "main", "measure"]
 
 # lmscope comes first: it knows the demo model, and names a folder that the others can load.
-OURS = ("lmscope", "lmscope-exact", "lmscope-int8")
+OURS = ("lmscope", "lmscope-exact", "lmscope-gguf", "lmscope-int8")
 ENGINES = (*OURS, REFERENCE, "transformers-cb", "vllm", "vllm-caching", "llama.cpp")
 WORKLOADS = "1x20,4x20,16x20,32x20,1x512,mixed16,shared16"
 # Only where prompts have a common beginning does it matter whether vLLM finds it again.
