@@ -36,7 +36,8 @@ from lmscope.models.linear import (
 
 __all__ = ["GgufLinear", "GgufLinears", "choose_gguf_method"]
 
-_FILE = "gguf_blocks.safetensors"
+# Beside the folder: others, who load the model from it, take every such file in it for weights.
+_SUFFIX = ".blocks.safetensors"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def choose_gguf_method(
 ) -> ChosenMethod:
     """The method for a module that was loaded from `folder`, which was made of `file`.
 
-    Reads the blocks, and writes them into the folder at the first time, in a layout of their own.
+    Reads the blocks, which it writes beside the folder at the first time, in a layout of their own.
     ValueError when there is no such file, or where the loops cannot run.
     """
     asked = f"quantization is {GGUF_NAME!r}"
@@ -104,7 +105,7 @@ def choose_gguf_method(
             f"{asked}, which takes the blocks of a .gguf file, and this model was loaded from "
             "safetensors; load a .gguf file, or use quantization='int8'"
         )
-    stored = folder / _FILE
+    stored = folder.with_name(folder.name + _SUFFIX)
     if not stored.is_file():
         _store(module, file, stored)
     tensors = load_file(stored)
@@ -144,5 +145,5 @@ def _store(module: torch.nn.Module, file: Path, target: Path) -> None:
         if target.is_file():  # another process wrote it while this one waited
             return
         with scratch_folder(cache) as scratch:
-            write_blocks(file, module, scratch / _FILE)
-            os.replace(scratch / _FILE, target)
+            write_blocks(file, module, scratch / target.name)
+            os.replace(scratch / target.name, target)
