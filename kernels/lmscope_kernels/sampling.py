@@ -258,7 +258,14 @@ def sample(
         row_maximum_kernel[grid](
             space.maxima, logits, temperature, **sizes, CHUNK=_CHUNK, **options
         )
+    # What a search and the draw read in the same order.
+    filtered = (
+        *(space.sums, space.state, space.maxima),
+        *(logits, temperature, top_k, top_p, min_p),
+    )
     searches = {
+        **sizes,
+        **chunks,
         "sums_stride": 2 * R * num_chunks * _NUM_BINS,
         "state_stride": _NUM_PASSES * R * 3,
         "num_rows": R,
@@ -268,39 +275,16 @@ def sample(
     for by_mass, values in ((False, top_k), (True, top_p)):
         for level in range(_NUM_PASSES if values is not None else 0):
             narrow_kernel[grid](
-                space.sums,
-                space.state,
-                space.maxima,
-                logits,
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                level=level,
-                BY_MASS=by_mass,
-                STRIP=_STRIP,
-                **sizes,
-                **searches,
-                **chunks,
-                **options,
+                *filtered, level=level, BY_MASS=by_mass, STRIP=_STRIP, **searches, **options
             )
     draw_kernel[grid](
         space.best,
         space.best_id,
-        space.sums,
-        space.state,
-        space.maxima,
-        logits,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
+        *filtered,
         seed,
         position,
         HAS_TOP_P=top_p is not None,
-        **sizes,
         **searches,
-        **chunks,
         **options,
     )
     pick_kernel[(R,)](

@@ -74,7 +74,8 @@ def test_a_mixed_batch_equals_the_reference(shape, block_size, dtype):
 
 @pytest.mark.parametrize(("window", "softcap"), [(1, None), (20, None), (None, 3.0), (33, 3.0)])
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[-1]], ids=str)
-def test_a_window_and_a_soft_cap_equal_the_reference(shape, window, softcap):
+@pytest.mark.parametrize("fixed_tile", [False, True])
+def test_a_window_and_a_soft_cap_equal_the_reference(shape, window, softcap, fixed_tile):
     num_heads, num_kv_heads, head_size = shape
     dtype = torch.float16
     batch = paged_batch(SEQ_LENS, QUERY_LENS, num_kv_heads, head_size, 16, dtype)
@@ -82,13 +83,14 @@ def test_a_window_and_a_soft_cap_equal_the_reference(shape, window, softcap):
     out = poisoned(*query.shape, dtype=dtype)
     options = {"window": window, "softcap": softcap}
 
-    paged_attention(query, *arguments(batch), 0.3, out=out, **options)
+    paged_attention(query, *arguments(batch), 0.3, out=out, fixed_tile=fixed_tile, **options)
 
     assert relative_error(out, exactly(batch, query, 0.3, **options)) < LIMITS[dtype]
 
 
+@pytest.mark.parametrize("fixed_tile", [False, True])
 @pytest.mark.parametrize("shape", [*SHAPES, (32, 1, 64)], ids=str)
-def test_decode_rows_with_padding_equal_the_reference(shape):
+def test_decode_rows_with_padding_equal_the_reference(shape, fixed_tile):
     """As a captured graph has them: one row a request, and requests without tokens at the end."""
     num_heads, num_kv_heads, head_size = shape
     dtype = torch.bfloat16
@@ -97,9 +99,33 @@ def test_decode_rows_with_padding_equal_the_reference(shape):
     query = queries(batch, num_heads, dtype, num_padding=0)
     out = poisoned(*query.shape, dtype=dtype)
 
-    paged_attention(query, *arguments(batch), 0.2, out=out)
+    paged_attention(query, *arguments(batch), 0.2, out=out, fixed_tile=fixed_tile)
 
     assert relative_error(out, exactly(batch, query, 0.2)) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("window", [None, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_tile_gives_a_row_its_bits_in_any_chunk(dtype, window):
+    """A prompt as a whole, in chunks of 40 and the rest, and its last row as one that decodes.
+
+    NumPy's product depends on where in a tile a row stands, so under the interpreter only rows
+    that stay where they are can be compared: those of one loop with those of three.
+    """
+    length = 96 if IS_INTERPRETED else 1500
+    batch = paged_batch([length], [length], 3, 64, 16, dtype)
+    query = queries(batch, 9, dtype, num_padding=0)
+    options = {"window": window, "fixed_tile": True}
+    whole = paged_attention(query, *arguments(batch), 0.2, **options)
+
+    if IS_INTERPRETED:
+        options["fixed_tile"] = False
+        assert torch.equal(paged_attention(query, *arguments(batch), 0.2, **options), whole)
+        return
+    for first, end in ((0, 40), (40, length), (length - 1, length)):
+        rows = *arguments(batch)[:3], ints([end]), ints([0, end - first])
+        part = paged_attention(query[first:end], *rows, 0.2, **options)
+        assert torch.equal(part, whole[first:end])
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])

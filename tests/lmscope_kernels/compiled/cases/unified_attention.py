@@ -14,7 +14,8 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 def attention_case(model, capability, *, dtype=torch.bfloat16, has_many_rows, **options):
     H, K, D, *_ = MODELS[model]
     tile = attention_tile(dtype, D, (capability // 10, capability % 10), has_many_rows)
-    settings = {"window": None, "has_softcap": False, "has_lse": True, **options}
+    settings = {"window": None, "has_softcap": False, "has_lse": True, "fixed_tile": False}
+    settings |= options
     name = "-".join([model, NAMES[dtype], "prefill" if has_many_rows else "decode", *options])
     pointer = f"*{NAMES[dtype]}"
     return Case(
@@ -40,18 +41,30 @@ def attention_case(model, capability, *, dtype=torch.bfloat16, has_many_rows, **
     )
 
 
-CASES = [
-    attention_case(model, capability, **settings)
-    for capability in CAPABILITIES
-    for model in MODELS
-    for settings in ({"has_many_rows": False}, {"has_many_rows": True})
-] + [
-    attention_case("Qwen3-0.6B", capability, has_many_rows=has_many_rows, **settings)
-    for capability in CAPABILITIES
-    for has_many_rows, settings in (
-        (True, {"window": 4096, "has_softcap": True}),
-        (False, {"window": 4096, "has_softcap": True}),
-        (True, {"dtype": torch.float16}),
-        (True, {"dtype": torch.float32}),
-    )
-]
+CASES = (
+    [
+        attention_case(model, capability, **settings)
+        for capability in CAPABILITIES
+        for model in MODELS
+        for settings in ({"has_many_rows": False}, {"has_many_rows": True})
+    ]
+    + [
+        attention_case("Qwen3-0.6B", capability, has_many_rows=has_many_rows, **settings)
+        for capability in CAPABILITIES
+        for has_many_rows, settings in (
+            (True, {"window": 4096, "has_softcap": True}),
+            (False, {"window": 4096, "has_softcap": True}),
+            (True, {"dtype": torch.float16}),
+            (True, {"dtype": torch.float32}),
+        )
+    ]
+    + [
+        # Of a batch-invariant engine, where decoding rows take this one too.
+        attention_case(
+            model, capability, has_many_rows=True, has_lse=False, fixed_tile=True, dtype=dtype
+        )
+        for capability in CAPABILITIES
+        for model in MODELS
+        for dtype in (NAMES if model == "Qwen3-0.6B" else (torch.bfloat16,))
+    ]
+)
