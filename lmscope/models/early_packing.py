@@ -121,8 +121,11 @@ class EarlyPacking:
         """
         group = self._where(parts)
         future = None if group is None else self._futures.pop(group, None)
+        if future is None:
+            return None
+        self._run()  # rather than wait while there is something to do
         try:
-            return None if future is None else future.result()
+            return future.result()
         except (OSError, RuntimeError, MemoryError):
             return None  # packing them again meets the same trouble, and says so
 
@@ -140,6 +143,8 @@ class EarlyPacking:
     def _pack_all(self) -> None:
         """Work off what there is; an error goes to those who wait for it."""
         work = self._next()
+        if work is None:
+            return
         try:
             numbers = np.empty(self._largest, dtype=np.float32)
             with open(self._path, "rb", buffering=0) as file, torch.inference_mode():

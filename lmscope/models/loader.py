@@ -30,6 +30,7 @@ from lmscope.models.linear import GGUF_NAME, Fp16PackedLinears, choose_linear_me
 from lmscope.models.model_folder import in_which_files
 from lmscope.models.model_source import find_model, gguf_source
 from lmscope.models.packed import PackedLinears
+from lmscope.models.stored_model import load_stored
 from lmscope.models.support import (
     ModelShape,
     check_supported,
@@ -266,6 +267,9 @@ def _load_module(
     source: str, config: Any, dtype: torch.dtype, options: dict[str, Any]
 ) -> torch.nn.Module:
     """The model with all of its weights, or ValueError with what does not fit."""
+    stored: torch.nn.Module | None = load_stored(Path(source), config, dtype)
+    if stored is not None:
+        return stored
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             source,

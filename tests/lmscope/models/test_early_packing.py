@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from lmscope import LLM, SamplingParams
 from lmscope.models import early_packing, linear
-from lmscope.models.early_packing import begin_packing
+from lmscope.models.early_packing import EarlyPacking, begin_packing
 from lmscope.models.fuse import lean_layout
 from lmscope.models.linear import choose_linear_method
 from lmscope.models.loader import load_model
@@ -91,12 +91,13 @@ def begin():
 def never_packs_late(monkeypatch):
     """What was not packed early cannot be had."""
 
-    def pack_late(self, parts):
-        assert threading.current_thread().name.startswith("lmscope-packing")
-        return pack(self, parts)
+    def take_all(self, parts):
+        done = take(self, parts)
+        assert done is not None
+        return done
 
-    pack = linear.Fp16PackedLinears.pack
-    monkeypatch.setattr(linear.Fp16PackedLinears, "pack", pack_late)
+    take = EarlyPacking.take
+    monkeypatch.setattr(EarlyPacking, "take", take_all)
 
 
 @pytest.mark.parametrize(("kind", "settings"), SHAPES.values(), ids=SHAPES)

@@ -293,9 +293,10 @@ def test_weights_without_room_on_a_gpu_are_told_how_much_there_is(folder, monkey
 def test_progress_is_shown_or_not_and_the_setting_of_transformers_stays(folder, capfd):
     from transformers.utils import logging as transformers_logging
 
-    load_model(folder, show_progress=False)
+    # In another dtype than stored, or there is nothing to wait for.
+    load_model(folder, dtype="bfloat16", show_progress=False)
     quiet = capfd.readouterr().err
-    load_model(folder, show_progress=True)
+    load_model(folder, dtype="bfloat16", show_progress=True)
     loud = capfd.readouterr().err
 
     assert "Loading weights" not in quiet
@@ -304,7 +305,7 @@ def test_progress_is_shown_or_not_and_the_setting_of_transformers_stays(folder, 
 
 
 def test_progress_is_not_shown_where_nobody_sees_it(folder, capfd):
-    load_model(folder)
+    load_model(folder, dtype="bfloat16")
 
     assert capfd.readouterr().err == ""
 
