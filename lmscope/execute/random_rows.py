@@ -13,7 +13,7 @@ from lmscope.execute.logits_filters import filter_min_p, filter_top_k, filter_to
 from lmscope.execute.random_draws import draw_tokens
 from lmscope.execute.sampling_row import SamplingRow
 
-__all__ = ["RandomRows", "in_parts"]
+__all__ = ["RandomRows", "in_parts", "random_rows", "rows_of"]
 
 # So many on a CPU, where what is made of them then stays in its cache, in memory that is there
 # already: 64 rows of 49,152 in one go take twice as long.
@@ -82,12 +82,10 @@ class RandomRows:
 
         adjusted    [R, V] float32, of the whole batch; it is not changed, but may be returned
         """
-        first, last = self.indices[0], self.indices[-1] + 1
-        is_run = last - first == len(self.indices)
-        logits = adjusted[first:last] if is_run else adjusted[self.indices]
+        logits = rows_of(adjusted, self.indices)
         if self._temperature is not None:
             logits = logits / self._temperature
-        elif self._filters and is_run:
+        elif self._filters:
             logits = logits.clone()
         for each in self._filters:
             if each.rows is None:
@@ -107,13 +105,24 @@ class RandomRows:
         )
 
 
-def in_parts(
+def random_rows(
     rows: Sequence[SamplingRow], vocab_size: int, device: torch.device
 ) -> list[RandomRows]:
-    """Those of a batch that are not greedy, as many together as the device does quickly."""
+    """Those of a batch that are not greedy, in parts."""
     indices = [i for i, row in enumerate(rows) if not row.params.is_greedy]
-    most = _MOST_ROWS_ON_CPU if device.type == "cpu" else max(1, len(indices))
     return [
         RandomRows(part, [rows[i] for i in part], vocab_size, device)
-        for part in (indices[start : start + most] for start in range(0, len(indices), most))
+        for part in in_parts(indices, device)
     ]
+
+
+def in_parts(indices: list[int], device: torch.device) -> list[list[int]]:
+    """Rows of a batch, as many together as the device does quickly."""
+    most = _MOST_ROWS_ON_CPU if device.type == "cpu" else max(1, len(indices))
+    return [indices[start : start + most] for start in range(0, len(indices), most)]
+
+
+def rows_of(table: Tensor, indices: list[int]) -> Tensor:
+    """Some rows of a table, ascending; without a copy where they follow one another."""
+    first, last = indices[0], indices[-1] + 1
+    return table[first:last] if last - first == len(indices) else table[indices]

@@ -24,7 +24,7 @@ from lmscope.boundary import LogprobsLists
 from lmscope.checks import nearest
 from lmscope.execute.largest import largest
 from lmscope.execute.logits_adjustment import LogitsAdjustment
-from lmscope.execute.random_rows import in_parts
+from lmscope.execute.random_rows import in_parts, random_rows, rows_of
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.execute.token_logprobs import gather_logprobs
 
@@ -135,17 +135,18 @@ class Sampler:
             return lists
         is_raw = self.logprobs_mode.startswith("raw")
         reported = logits if is_raw else batch.process(adjusted)
-        for k, rows in batch.rows_by_num_logprobs.items():
-            values = _rows_of(reported, rows).to(torch.float32)
-            if self.logprobs_mode.endswith("logprobs"):
-                values = self._log_softmax(values)
-            columns = self._gather(values, _rows_of(token_ids, rows), k)
-            for i, row in enumerate(rows):
-                lists[row] = LogprobsLists(
-                    columns.logprob_token_ids[i : i + 1],
-                    columns.logprobs[i : i + 1],
-                    columns.sampled_token_ranks[i : i + 1],
-                )
+        for k, all_rows in batch.rows_by_num_logprobs.items():
+            for rows in in_parts(all_rows, batch.device):
+                values = rows_of(reported, rows).to(torch.float32)
+                if self.logprobs_mode.endswith("logprobs"):
+                    values = self._log_softmax(values)
+                columns = self._gather(values, rows_of(token_ids, rows), k)
+                for i, row in enumerate(rows):
+                    lists[row] = LogprobsLists(
+                        columns.logprob_token_ids[i : i + 1],
+                        columns.logprobs[i : i + 1],
+                        columns.sampled_token_ranks[i : i + 1],
+                    )
         return lists
 
 
@@ -164,7 +165,7 @@ class _Batch:
         for i, row in enumerate(rows):
             if row.params.logprobs is not None:
                 self.rows_by_num_logprobs.setdefault(row.params.logprobs, []).append(i)
-        self.random = in_parts(rows, vocab_size, device)
+        self.random = random_rows(rows, vocab_size, device)
         self._has_greedy = any(row.params.is_greedy for row in rows)
 
     def is_plain(self) -> bool:
@@ -208,11 +209,6 @@ class _Batch:
             best[part.indices] = part_best
             token_ids[part.indices] = part_token_ids
         return best, token_ids
-
-
-def _rows_of(table: Tensor, rows: list[int]) -> Tensor:
-    """Some rows, in order, of a table; without a copy where they are all of it."""
-    return table if len(rows) == len(table) else table[rows]
 
 
 def errors_of(best: Tensor) -> dict[int, str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
-from lmscope.execute import sampler as sampler_module
+from lmscope.execute import random_rows
 from lmscope.execute.sampler import LogprobsMode, Sampler, SamplerOutput, SamplingRow
 from lmscope.sampling_params import SamplingParams
 
@@ -81,7 +81,7 @@ def with_recorded_noise(monkeypatch: pytest.MonkeyPatch):
             best = (logits.softmax(dim=-1) / torch.stack(noises)).max(dim=-1)
             return best.values, best.indices
 
-        monkeypatch.setattr(sampler_module, "draw_tokens", draw)
+        monkeypatch.setattr(random_rows, "draw_tokens", draw)
 
     return use
 
