@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmscope.execute import draft_sampling, sampler as sampler_module
+from lmscope.execute import draft_sampling, random_rows
 from lmscope.execute.draft_sampling import sample_with_drafts
 from lmscope.execute.sampler import Sampler, SamplerOutput, SamplingRow
 from lmscope.sampling_params import SamplingParams
@@ -80,7 +80,7 @@ def with_recorded_noise(monkeypatch: pytest.MonkeyPatch):
                 dtype=torch.float64,
             )
 
-        monkeypatch.setattr(sampler_module, "draw_tokens", drawing_with("bonus_noise"))
+        monkeypatch.setattr(random_rows, "draw_tokens", drawing_with("bonus_noise"))
         monkeypatch.setattr(draft_sampling, "draw_tokens", drawing_with("noise"))
         monkeypatch.setattr(draft_sampling, "uniform_draws", uniform)
 
