@@ -102,8 +102,9 @@ class LLM:
                        they are, for one or two rows; tokens are those of float32. "int8": any
                        model's weights rounded to 8 bits, for one to four rows; approximate
     batch_invariant    tokens and log probabilities are the same bit for bit alone and in any
-                       batch, chunked or not, preempted or not, cached or not. For float32 models
-                       shaped like Llama on a CPU, and slower: docs/decisions/batch_invariant.md
+                       batch, chunked or not, preempted or not, cached or not. For models shaped
+                       like Llama, float32 on a CPU and any dtype on a GPU, by the kernels there;
+                       slower: docs/decisions/batch_invariant.md
     attention_backend  "triton": the kernels, on CUDA devices from sm_80 on; "torch": everywhere;
                        "auto": the first where it can run, and `print(llm.plan)` says which
     gpu_memory_utilization   part of a GPU's memory that weights, one step and the KV cache may
