@@ -18,6 +18,7 @@ from lmscope.errors import RecordingError
 from lmscope.scope.history import History
 from lmscope.scope.lives import Copy, Hit, Life, Seating
 from lmscope.scope.plain_table import plain_table
+from lmscope.scope.prefix_miss import sure_miss
 from lmscope.scope.why import missed
 
 __all__ = ["Admission", "Provenance", "TokenRange", "provenance_of"]
@@ -214,7 +215,8 @@ def _text(life: Life, start: int, end: int) -> str:
 def _miss(history: History, life: Life, seating: Seating) -> PrefixMiss:
     """Why the first token that was not in the cache was not."""
     position = len(seating.hits) * history.info.block_size
-    sure = _sure_miss(history, life, seating.num_tokens, position)
+    params = life.record.request.sampling_params
+    sure = sure_miss(history.info, params, seating.num_tokens, position)
     if sure is not None:
         return sure
     if seating.step is None:
@@ -254,20 +256,6 @@ def _first_of_its_kind(history: History, life: Life, seating: Seating, position:
         return msgspec.structs.replace(miss, since_step=since_step)
     match = _match(history, life, seating, end)
     return PrefixMiss(Miss.NEVER_SEEN, position, match=match, since_step=since_step)
-
-
-def _sure_miss(history: History, life: Life, num_tokens: int, position: int) -> PrefixMiss | None:
-    """The misses that need no past."""
-    params = life.record.request.sampling_params
-    if not history.info.enable_prefix_caching:
-        return PrefixMiss(Miss.LOOKUP_SKIPPED, position, detail="caching is off")
-    if params.skip_reading_prefix_cache:
-        asked = params.prompt_logprobs is not None
-        detail = "prompt_logprobs" if asked else "skip_reading_prefix_cache"
-        return PrefixMiss(Miss.LOOKUP_SKIPPED, position, detail=detail)
-    if num_tokens - position < history.info.block_size:
-        return PrefixMiss(Miss.SHORTER_THAN_BLOCK, position)
-    return None
 
 
 def _lost_last(copies: Sequence[Copy]) -> Copy:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lmscope.boundary import BlockStored, SchedulerOutput
+from lmscope.decisions import Miss, PrefixMiss
+from lmscope.scope.prefix_miss import sure_miss
+from lmscope.scope.why import missed
 
 if TYPE_CHECKING:
     from lmscope.scope.request_view import RequestView
@@ -122,27 +125,30 @@ class RunLog:
 
     def _miss(self, view: EngineView, request: RequestView) -> str:
         """Where the reuse of a request that has just been admitted ends, and why there."""
-        size = view.info.block_size
         scheduled = request.work[-1] if request.work else None
         cached = scheduled.cached if scheduled is not None else 0
-        index, rest = divmod(cached, size)
         # Tokens that the look-up saw: those of the prompt, and of the output after a preemption.
-        left = request.num_tokens - cached
-        if left == size:
-            why = "last token is always computed"
-        elif rest or left < size:
-            why = "shorter than a block"
-        else:
-            why = self._why_missed(view, request, index)
-        return f"missed from token {cached}: {why}"
+        num_tokens = request.num_tokens
+        miss = sure_miss(view.info, request.request.sampling_params, num_tokens, cached)
+        if miss is None and num_tokens - cached == view.info.block_size:
+            miss = PrefixMiss(Miss.TAIL_RECOMPUTE, cached)
+        miss = miss or self._missed_block(view, request, cached)
+        # Which earlier prompt was the most alike is in a recording only.
+        return f"missed from token {cached}: never seen" if miss is None else missed(miss)
 
-    def _why_missed(self, view: EngineView, request: RequestView, index: int) -> str:
+    def _missed_block(
+        self, view: EngineView, request: RequestView, cached: int
+    ) -> PrefixMiss | None:
+        """Why the block behind the cached tokens was not there; None: it never was, for all
+        that is remembered."""
         size = view.info.block_size
+        index = cached // size
         block = view.blocks[request.block_ids[index]] if index < len(request.block_ids) else None
         block_hash = None if block is None else block.block_hash
         lost = None if block_hash is None else self._lost.get(block_hash)
         if lost is not None:
-            return f"evicted at {lost[0]} for {lost[1]}"
+            step, taker = lost
+            return PrefixMiss(Miss.EVICTED, cached, removed_step=step, other_id=taker)
         tokens = request.token_ids(index * size, (index + 1) * size)
         if view.num_used + view.num_kept <= _MOST_SEARCHED and any(
             other.token_ids == tokens
@@ -151,8 +157,8 @@ class RunLog:
             and self._has_other_salt(view, other.stored_by, request)
             for other in view.blocks.not_empty()
         ):
-            return "other salt"
-        return "never seen"
+            return PrefixMiss(Miss.OTHER_SALT, cached)
+        return None
 
     @staticmethod
     def _has_other_salt(view: EngineView, storer: str | None, request: RequestView) -> bool:

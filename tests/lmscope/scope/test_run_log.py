@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from lmscope import LLM
 from lmscope.boundary import (
     BlockAllocated,
     BlockStored,
@@ -112,6 +113,19 @@ def misses(tiny_engine, *prompts, **settings):
 )
 def test_it_says_where_the_reuse_of_a_prefix_ended_and_why(tiny_engine, prompts, expected):
     assert misses(tiny_engine, *prompts, num_blocks=40) == expected
+
+
+def test_it_says_when_the_cache_was_not_asked():
+    told = []
+    params = SamplingParams(max_tokens=2, skip_reading_prefix_cache=True, temperature=0)
+    with LLM("script", execute="scripted", script=lambda _id, _position: 97) as llm:
+        view = follow(llm)
+        with llm.tap.on(SchedulerOutput, lambda _: told.extend(view.log.misses.values())):
+            for _ in range(2):
+                llm.generate([{"prompt_token_ids": list(range(40))}], params, use_tqdm=False)
+
+    assert len(told) == 2
+    assert all(each.startswith("missed from token 0: not looked up; ") for each in told)
 
 
 def test_it_says_when_the_content_was_evicted_and_for_whom(tiny_engine):
