@@ -34,6 +34,7 @@ from lmscope_kernels.triton_support import (
     FP_FUSION,
     attention_tile,
     capability,
+    check_contiguous,
     check_strides,
     check_tensors,
     require_triton,
@@ -175,6 +176,7 @@ def paged_decode(
     check_tensors(
         query.device, (torch.float32,), workspace=workspace.output, workspace_lse=workspace.lse
     )
+    check_contiguous(workspace=workspace.output, workspace_lse=workspace.lse)
     if (
         workspace.output.shape[0] < R
         or workspace.output.shape[1:] != (H, num_splits, D)

@@ -43,6 +43,7 @@ from lmscope_kernels.shapes import check_shape
 from lmscope_kernels.triton_support import (
     DTYPES,
     INTERPRET,
+    check_contiguous,
     check_tensors,
     jit,
     require_triton,
@@ -245,6 +246,7 @@ def sample(
     check_tensors(logits.device, (torch.float32,), score=score, workspace=workspace.sums)
     check_shape("out", out, R)
     check_shape("score", score, R)
+    check_contiguous(out=out, score=score, workspace=workspace.sums)
     if not R:
         return out
 

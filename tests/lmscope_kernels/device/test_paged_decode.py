@@ -177,6 +177,10 @@ def test_what_it_cannot_do_right_is_refused():
     small = DecodeWorkspace.allocate(2, 4, 64, 32, DEVICE, split=8)
     with pytest.raises(ValueError, match="split is 8, must be a multiple"):
         decode(query, batch, 1.0, workspace=small)
+    gaps = DecodeWorkspace.allocate(4, 4, 64, 32, DEVICE)
+    gaps = DecodeWorkspace(gaps.output[::2], gaps.lse[::2], gaps.split)
+    with pytest.raises(ValueError, match="workspace has strides .* must be contiguous"):
+        decode(query, batch, 1.0, workspace=gaps)
     narrow = batch.key_cache.new_zeros(3, 16, 2, 72)[..., :64]
     with pytest.raises(ValueError, match="key_cache has strides"):
         paged_decode(

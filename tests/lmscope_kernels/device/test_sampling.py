@@ -280,5 +280,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="workspace is for 1 rows"):
         sample(logits, *parameters, seed, position,
                workspace=SamplingWorkspace.allocate(1, 100, DEVICE))  # fmt: skip
+    for name, dtype in (("out", torch.int64), ("score", torch.float32)):
+        gaps = {name: torch.zeros(4, dtype=dtype, device=DEVICE)[::2]}
+        with pytest.raises(ValueError, match=rf"{name} has strides \(2,\), must be contiguous"):
+            sample(logits, *parameters, seed, position, **gaps)
     with pytest.raises(ValueError, match="logits have 0 tokens a row"):
         sample(randn(2, 0), *parameters, seed, position)
