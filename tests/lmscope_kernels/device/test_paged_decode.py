@@ -179,7 +179,7 @@ def test_what_it_cannot_do_right_is_refused():
         decode(query, batch, 1.0, workspace=small)
     gaps = DecodeWorkspace.allocate(4, 4, 64, 32, DEVICE)
     gaps = DecodeWorkspace(gaps.output[::2], gaps.lse[::2], gaps.split)
-    with pytest.raises(ValueError, match="workspace has strides .* must be contiguous"):
+    with pytest.raises(ValueError, match=r"workspace has strides .* must be contiguous"):
         decode(query, batch, 1.0, workspace=gaps)
     narrow = batch.key_cache.new_zeros(3, 16, 2, 72)[..., :64]
     with pytest.raises(ValueError, match="key_cache has strides"):
