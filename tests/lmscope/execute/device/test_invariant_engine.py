@@ -143,6 +143,10 @@ def test_a_row_alone_and_rows_in_padded_batches_run_the_same_kernels(
     has_no_filter = {each for each in of_all if ("HAS_TOP_P", False) in each[1]}
     assert {name for name, _ in has_no_filter} == {"draw_kernel"}
     assert launches == of_all - has_no_filter
+    # Not compiled anew for one row or for sixteen.
+    by_rows = [dict(facts)["num_rows"] for _, facts in of_all if "num_rows" in dict(facts)]
+    assert len(by_rows) > 3
+    assert set(by_rows) == {int}
     names = {name for name, _ in of_all}
     assert names >= {
         "batch_invariant_matmul_kernel", "draw_kernel", "paged_attention_kernel", "rms_norm_kernel",
