@@ -10,6 +10,9 @@ STRIDES = [
 ]
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
+# Compiling attention for sm_100 takes as long as for both of these, so it is for the shapes alone.
+OF_THE_RULES = [each for each in CAPABILITIES if each < 100]
+
 
 def attention_case(model, capability, *, dtype=torch.bfloat16, has_many_rows, **options):
     H, K, D, *_ = MODELS[model]
@@ -50,7 +53,7 @@ CASES = (
     ]
     + [
         attention_case("Qwen3-0.6B", capability, has_many_rows=has_many_rows, **settings)
-        for capability in CAPABILITIES
+        for capability in OF_THE_RULES
         for has_many_rows, settings in (
             (True, {"window": 4096, "has_softcap": True}),
             (False, {"window": 4096, "has_softcap": True}),
@@ -63,7 +66,7 @@ CASES = (
         attention_case(
             model, capability, has_many_rows=True, has_lse=False, fixed_tile=True, dtype=dtype
         )
-        for capability in CAPABILITIES
+        for capability in OF_THE_RULES
         for model in MODELS
         for dtype in (NAMES if model == "Qwen3-0.6B" else (torch.bfloat16,))
     ]
