@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import re
 from contextlib import contextmanager
 
 import numpy as np
@@ -226,3 +228,13 @@ def test_a_row_has_the_same_bits_alone_and_among_others(loops, norms, num_thread
             one = torch.empty(1, 1531)
             loops.silu_mul(gate_up[own].numpy(), one.numpy())
             assert torch.equal(one, activated[own])
+
+
+def test_the_activation_is_compiled_to_vector_instructions():
+    kernels = importlib.import_module("lmscope_kernels.layer_rows_numba")
+    kernels._silu_mul(np.ones(64, np.float32), np.ones(32, np.float32))
+
+    (code,) = kernels._silu_mul.inspect_llvm().values()
+
+    # A division that may raise ends the loop early, and such a loop stays scalar.
+    assert re.search(r"fdiv[a-z ]* <\d+ x float>", code)
