@@ -43,12 +43,12 @@ def load_stored(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     try:
         stored = load_file(folder / "model.safetensors")
         generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, SafetensorError):
-        return None  # from_pretrained says what is wrong
-    with torch.device("meta"):
-        module: Any = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=dtype, attn_implementation=ATTENTION_NAME
-        )
+        with torch.device("meta"):
+            module: Any = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config), dtype=dtype, attn_implementation=ATTENTION_NAME
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError):
+        return None  # from_pretrained meets the same, and the loader says what is wrong
     if type(module).__module__ != f"transformers.models.{family.lower()}.modeling_{family.lower()}":
         return None
     wanted = {name: value.shape for name, value in module.state_dict().items()}
