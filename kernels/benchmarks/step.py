@@ -35,8 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    import torch
+
     from lmscope import LLM
 
+    # Steps run on this thread here; the engine's has a number of its own.
+    torch.set_num_threads(1)
     with LLM(options.model, threads=1) as llm:
         body = llm._loop.call(lambda core: core._executor._worker._runner)._body
         if body._lean is None or body._lean._compiled is None:

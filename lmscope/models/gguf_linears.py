@@ -7,6 +7,7 @@ rows it is quicker to read the blocks; the numbers they stand for are the same t
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def choose_gguf_method(
         )
     stored = folder.with_name(folder.name + _SUFFIX)
     if not stored.is_file():
-        _store(module, file, stored)
+        _store(module, file, folder, stored)
     tensors = load_file(stored)
     blocks = {
         id(weight): GgufBlocks(*(tensors[f"{name}.{part}"] for part in GgufBlocks._fields))
@@ -131,8 +132,8 @@ def choose_gguf_method(
     )
 
 
-def _store(module: torch.nn.Module, file: Path, target: Path) -> None:
-    """Write the blocks of `file`, under the names of the module's parameters."""
+def _store(module: torch.nn.Module, file: Path, folder: Path, target: Path) -> None:
+    """Write the blocks of `file`, of which `folder` was made, under the module's names for them."""
     if not file.is_file():
         raise ValueError(
             f"quantization is {GGUF_NAME!r}, and {file} is gone, of which this model was made; "
@@ -146,4 +147,6 @@ def _store(module: torch.nn.Module, file: Path, target: Path) -> None:
             return
         with scratch_folder(cache) as scratch:
             write_blocks(file, module, scratch / target.name)
+            # safetensors writes for the owner only; a cache may be shared like any other file.
+            shutil.copymode(folder / "config.json", scratch / target.name)
             os.replace(scratch / target.name, target)

@@ -94,6 +94,7 @@ def test_the_blocks_are_written_once_and_read_again(cache, tmp_path, write_gguf)
     loaded, _ = bodies(file)
     (stored,) = cache.rglob(BLOCKS)
     written = stored.stat().st_mtime_ns
+    assert stored.stat().st_mode == (Path(loaded.path) / "config.json").stat().st_mode
 
     _, body = bodies(file)
 
