@@ -2,8 +2,8 @@
 
 OpenMP's threads spin between two products, which is what makes two of them quicker than one. GNU's
 libgomp, which torch and numba use, stops that and puts them to sleep as soon as there are more of
-its threads in the process than cores: a step of the demo model on two cores then takes 24 ms
-instead of 13. Every thread that computes in parallel has threads of its own, for as long as it
+its threads in the process than cores: a step of the demo model on two cores then takes 23 ms
+instead of 15. Every thread that computes in parallel has threads of its own, for as long as it
 lives, so nobody but the engine's thread may do that.
 """
 
