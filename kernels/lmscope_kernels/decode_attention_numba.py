@@ -5,6 +5,9 @@ or fewer where there are too few requests for all threads. It reads keys and val
 G query heads that share them, block after block of the table, in tiles of a fixed number of keys
 with a running maximum and sum. What comes out for a head depends on nothing but its request, so a
 row has the same bits alone and in any batch, with one thread and with many.
+
+Blocks lie anywhere, and what a processor fetches ahead ends with each of them. So whoever reads the
+keys of a tile has its values fetched, and whoever reads the values the keys of what comes next.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from lmscope_kernels.vectors_numba import add_weighted_rows, dot, four_dots, prefetch
+
 __all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_serial", "exp"]
 
 # Sums may be split and reordered, which vector instructions need; NaN and infinity stay what
@@ -21,6 +26,7 @@ __all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_serial", "exp"]
 EXACT_ENOUGH = {"reassoc", "contract", "nsz", "arcp"}
 
 _TILE = 64
+_FLOAT_BYTES, _LINE_BYTES = 4, 64
 _LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts, the first of which times a small integer is exact.
 _LN_2_HIGH = np.float32(0.693359375)
@@ -49,6 +55,12 @@ def exp(x: Any) -> Any:
     return p * np.int32((np.int32(n) + _EXPONENT_BIAS) << _MANTISSA_BITS).view(np.float32)
 
 
+@njit(fastmath=EXACT_ENOUGH, nogil=True, inline="always")
+def _fetch(address: Any, num_bytes: Any) -> None:
+    for offset in range(0, num_bytes, _LINE_BYTES):
+        prefetch(address + offset)
+
+
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
 def _attend(
     query: Any,
@@ -62,15 +74,25 @@ def _attend(
     scale: Any,
     softcap: Any,
     output: Any,
+    next_block_ids: Any,
+    next_first_key: Any,
+    next_seq_len: Any,
+    next_kv_head: Any,
 ) -> None:
     """The query heads of some KV heads of one request.
 
     query, output    [H, D]
     softcap          0: none
+    next_...         the same of the piece of work that comes next, as many KV heads
     """
     S, K, D = key_cache.shape[1], key_cache.shape[2], key_cache.shape[3]
-    G = query.shape[0] // K
-    first_head, num_heads = first_kv_head * G, (end_kv_head - first_kv_head) * G
+    G, num_kv_heads = query.shape[0] // K, end_kv_head - first_kv_head
+    first_head, num_heads = first_kv_head * G, num_kv_heads * G
+    row_bytes, head_bytes = K * D * _FLOAT_BYTES, D * _FLOAT_BYTES
+    piece_bytes = num_kv_heads * head_bytes
+    first_bytes, next_bytes = first_kv_head * head_bytes, next_kv_head * head_bytes
+    queries, all_keys = query.ctypes.data, key_cache.ctypes.data
+    all_values = value_cache.ctypes.data
     scores = np.empty((num_heads, _TILE), np.float32)
     result = np.zeros((num_heads, D), np.float32)
     largest = np.full(num_heads, _NO_SCORE)
@@ -80,15 +102,26 @@ def _attend(
         done, block, place = 0, start // S, start % S
         while done < num_keys:
             num_here = min(S - place, num_keys - done)
-            keys = key_cache[block_ids[block]]
-            for i in range(num_here):
-                for kv_head in range(first_kv_head, end_kv_head):
-                    key = keys[place + i, kv_head]
-                    for head in range(kv_head * G, kv_head * G + G):
-                        product = _ZERO
-                        for d in range(D):
-                            product += query[head, d] * key[d]
-                        scores[head - first_head, done + i] = product * scale
+            offset = (np.int64(block_ids[block]) * S + place) * row_bytes + first_bytes
+            for i in range(0, num_here, 4):
+                keys = all_keys + offset + i * row_bytes
+                num_rows = min(4, num_here - i)
+                for head in range(num_heads):
+                    if head % G == 0:
+                        for row in range(num_rows):
+                            at = all_values + offset + (i + row) * row_bytes
+                            _fetch(at + head // G * head_bytes, head_bytes)
+                    at = queries + (first_head + head) * head_bytes
+                    key, place_of = keys + head // G * head_bytes, scores[head, done + i :]
+                    if num_rows == 4:
+                        products = four_dots(at, key, K * D, D)
+                        place_of[0] = products[0] * scale
+                        place_of[1] = products[1] * scale
+                        place_of[2] = products[2] * scale
+                        place_of[3] = products[3] * scale
+                    else:
+                        for row in range(num_rows):
+                            place_of[row] = dot(at, key + row * row_bytes, D) * scale
             done, block, place = done + num_here, block + 1, 0
         for head in range(num_heads):
             if softcap != _ZERO:
@@ -107,23 +140,42 @@ def _attend(
             total[head] = total[head] * earlier + added
             for d in range(D):
                 result[head, d] *= earlier
+        # What comes next: keys of the next tile, or of the first tile of the next piece.
+        if start + _TILE < seq_len:
+            ahead_ids, ahead, ahead_bytes = block_ids, start + _TILE, first_bytes
+            num_ahead = min(_TILE, seq_len - ahead)
+        else:
+            ahead_ids, ahead, ahead_bytes = next_block_ids, next_first_key, next_bytes
+            num_ahead = min(_TILE, next_seq_len - ahead)
+        # A few keys beside each head, since the processor waits where it gets many at once.
+        share = -(-num_ahead // (num_heads * (num_keys // S + 1)))
+        ahead_block, ahead_place = ahead // S, ahead % S
         done, block, place = 0, start // S, start % S
         while done < num_keys:
             num_here = min(S - place, num_keys - done)
-            values = value_cache[block_ids[block]]
-            for i in range(num_here):
-                for kv_head in range(first_kv_head, end_kv_head):
-                    value = values[place + i, kv_head]
-                    first = (kv_head - first_kv_head) * G
-                    for head in range(first, first + G):
-                        weight = scores[head, done + i]
-                        for d in range(D):
-                            result[head, d] += weight * value[d]
+            offset = (np.int64(block_ids[block]) * S + place) * row_bytes + first_bytes
+            for head in range(num_heads):
+                num_fetched = min(share, num_ahead)
+                for _ in range(num_fetched):
+                    slot = np.int64(ahead_ids[ahead_block]) * S + ahead_place
+                    _fetch(all_keys + slot * row_bytes + ahead_bytes, piece_bytes)
+                    ahead_place += 1
+                    if ahead_place == S:
+                        ahead_block, ahead_place = ahead_block + 1, 0
+                num_ahead -= num_fetched
+                add_weighted_rows(
+                    scores.ctypes.data + (head * _TILE + done) * _FLOAT_BYTES,
+                    num_here,
+                    all_values + offset + head // G * head_bytes,
+                    K * D,
+                    D,
+                    result.ctypes.data + head * head_bytes,
+                )
             done, block, place = done + num_here, block + 1, 0
     for head in range(num_heads):
-        share = _ONE / total[head]
+        share_of = _ONE / total[head]
         for d in range(D):
-            output[first_head + head, d] = result[head, d] * share
+            output[first_head + head, d] = result[head, d] * share_of
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
@@ -147,6 +199,8 @@ def attend_serial(
     num_kv_heads = key_cache.shape[2] // num_parts
     for piece in range(len(rows) * num_parts):
         request, first = piece // num_parts, piece % num_parts * num_kv_heads
+        following = min(piece + 1, len(rows) * num_parts - 1)
+        upcoming = following // num_parts
         _attend(
             query[rows[request]],
             key_cache,
@@ -159,6 +213,10 @@ def attend_serial(
             scale,
             softcap,
             output[rows[request]],
+            block_table[upcoming],
+            first_keys[upcoming],
+            seq_lens[upcoming],
+            following % num_parts * num_kv_heads,
         )
 
 
@@ -180,6 +238,8 @@ def attend_parallel(
     num_kv_heads = key_cache.shape[2] // num_parts
     for piece in prange(len(rows) * num_parts):
         request, first = piece // num_parts, piece % num_parts * num_kv_heads
+        following = min(piece + 1, len(rows) * num_parts - 1)
+        upcoming = following // num_parts
         _attend(
             query[rows[request]],
             key_cache,
@@ -192,4 +252,8 @@ def attend_parallel(
             scale,
             softcap,
             output[rows[request]],
+            block_table[upcoming],
+            first_keys[upcoming],
+            seq_lens[upcoming],
+            following % num_parts * num_kv_heads,
         )

@@ -150,6 +150,7 @@ def layer_step(
     by_head = attended.reshape(M, num_query_heads, D)
     for piece in prange(M * K):
         m = piece // K
+        following = min(piece + 1, M * K - 1)
         _attend(
             query[m],
             key_cache,
@@ -162,6 +163,10 @@ def layer_step(
             scale,
             _ZERO,
             by_head[m],
+            block_table[following // K],
+            first_keys[following // K],
+            seq_lens[following // K],
+            following % K,
         )
 
     attended_integers = np.empty((M, width), np.int16)

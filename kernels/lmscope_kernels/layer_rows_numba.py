@@ -155,6 +155,8 @@ def attend_parallel(
     num_kv_heads = key_cache.shape[2] // num_parts
     for piece in prange(len(rows) * num_parts):
         request, first = piece // num_parts, piece % num_parts * num_kv_heads
+        following = min(piece + 1, len(rows) * num_parts - 1)
+        upcoming = following // num_parts
         row = rows[request]
         _attend(
             heads[row][:width].reshape(num_query_heads, D),
@@ -168,6 +170,10 @@ def attend_parallel(
             scale,
             _ZERO,
             output[row].reshape(num_query_heads, D),
+            block_table[upcoming],
+            first_keys[upcoming],
+            seq_lens[upcoming],
+            following % num_parts * num_kv_heads,
         )
 
 
@@ -211,6 +217,8 @@ def attend_serial(
     num_kv_heads = key_cache.shape[2] // num_parts
     for piece in range(len(rows) * num_parts):
         request, first = piece // num_parts, piece % num_parts * num_kv_heads
+        following = min(piece + 1, len(rows) * num_parts - 1)
+        upcoming = following // num_parts
         row = rows[request]
         _attend(
             heads[row][:width].reshape(num_query_heads, D),
@@ -224,6 +232,10 @@ def attend_serial(
             scale,
             _ZERO,
             output[row].reshape(num_query_heads, D),
+            block_table[upcoming],
+            first_keys[upcoming],
+            seq_lens[upcoming],
+            following % num_parts * num_kv_heads,
         )
 
 
