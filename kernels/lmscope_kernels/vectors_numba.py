@@ -19,15 +19,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["add_weighted_rows", "dot", "four_dots", "prefetch"]
+__all__ = ["LANES", "add_weighted_rows", "dot", "four_dots", "prefetch", "product"]
 
-_LANES = 16
+LANES = 16
 _FLOAT, _INT, _INT32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_VECTOR = ir.VectorType(_FLOAT, _LANES)
-_MASK = ir.VectorType(ir.IntType(1), _LANES)
-_LANE_NUMBERS = ir.Constant(ir.VectorType(_INT, _LANES), list(range(_LANES)))
-_FIRST_LANE = ir.Constant(ir.VectorType(_INT32, _LANES), [0] * _LANES)
-_NO_VECTOR = ir.Constant(_VECTOR, ir.Undefined)
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_MASK = ir.VectorType(ir.IntType(1), LANES)
+_LANE_NUMBERS = ir.Constant(ir.VectorType(_INT, LANES), list(range(LANES)))
+_FIRST_LANE = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
 _ZEROS = ir.Constant(_VECTOR, None)
 _FLOATS, _BYTES = _FLOAT.as_pointer(), ir.IntType(8).as_pointer()
 _VECTORS = _VECTOR.as_pointer()
@@ -90,15 +89,13 @@ def add_weighted_rows(
         weights = builder.inttoptr(weights, _FLOATS)
 
         def add(first: Any, num_chunks: int, mask: Any | None) -> None:
-            starts = [builder.add(first, _INT(chunk * _LANES)) for chunk in range(num_chunks)]
+            starts = [builder.add(first, _INT(chunk * LANES)) for chunk in range(num_chunks)]
             outputs = [_at(builder, output, start) for start in starts]
             sums = [
                 cgutils.alloca_once_value(builder, _load(builder, each, mask)) for each in outputs
             ]
             with cgutils.for_range(builder, num_rows) as loop:
-                weight = builder.load(builder.gep(weights, [loop.index]))
-                weight = builder.insert_element(_NO_VECTOR, weight, _INT32(0))
-                weight = builder.shuffle_vector(weight, _NO_VECTOR, _FIRST_LANE)
+                weight = _on_all_lanes(builder, builder.load(builder.gep(weights, [loop.index])))
                 row = builder.mul(loop.index, stride)
                 for start, total in zip(starts, sums, strict=True):
                     numbers = _load(builder, _at(builder, rows, builder.add(row, start)), mask)
@@ -108,17 +105,86 @@ def add_weighted_rows(
             for place, total in zip(outputs, sums, strict=True):
                 _store(builder, builder.load(total), place, mask)
 
-        wide = _INT(_CHUNKS * _LANES)
+        wide = _INT(_CHUNKS * LANES)
         with cgutils.for_range(builder, builder.sdiv(size, wide)) as loop:
             add(builder.mul(loop.index, wide), _CHUNKS, None)
         done = builder.mul(builder.sdiv(size, wide), wide)
-        num_left = builder.sdiv(builder.sub(size, done), _INT(_LANES))
+        num_left = builder.sdiv(builder.sub(size, done), _INT(LANES))
         with cgutils.for_range(builder, num_left) as loop:
-            add(builder.add(done, builder.mul(loop.index, _INT(_LANES))), 1, None)
+            add(builder.add(done, builder.mul(loop.index, _INT(LANES))), 1, None)
         _on_rest(builder, size, lambda first, mask: add(first, 1, mask))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), code
+
+
+@intrinsic
+def product(
+    context: Any,
+    left: Any,
+    row_stride: Any,
+    step_stride: Any,
+    right: Any,
+    right_stride: Any,
+    num_steps: Any,
+    num_lanes: Any,
+    output: Any,
+    output_stride: Any,
+    is_added: Any,
+) -> Any:
+    """Four rows of a product of matrices, LANES numbers of each, summed up in registers.
+
+    output[row, lane] = sum over step of left[row, step] * right[step, lane]
+
+    row_stride, step_stride    of `left`, whose rows may as well be columns
+    num_lanes                  of `right` and `output`; at most LANES
+    is_added                   1: to what is there. 0: in its place
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (
+            left,
+            row_stride,
+            step_stride,
+            right,
+            right_stride,
+            num_steps,
+            num_lanes,
+            output,
+            stride,
+            is_added,
+        ) = arguments
+        left = builder.inttoptr(left, _FLOATS)
+        is_added = builder.icmp_signed("!=", is_added, _INT(0))
+
+        def add(mask: Any | None) -> None:
+            outputs = [_at(builder, output, builder.mul(stride, _INT(row))) for row in range(_ROWS)]
+            sums = [cgutils.alloca_once_value(builder, _ZEROS) for _ in outputs]
+            with builder.if_then(is_added):
+                for place, total in zip(outputs, sums, strict=True):
+                    builder.store(_load(builder, place, mask), total)
+            with cgutils.for_range(builder, num_steps) as loop:
+                start = builder.mul(loop.index, right_stride)
+                numbers = _load(builder, _at(builder, right, start), mask)
+                step = builder.mul(loop.index, step_stride)
+                for row, total in enumerate(sums):
+                    place = builder.add(step, builder.mul(row_stride, _INT(row)))
+                    factor = _on_all_lanes(builder, builder.load(builder.gep(left, [place])))
+                    builder.store(
+                        _multiply_add(builder, factor, numbers, builder.load(total)), total
+                    )
+            for place, total in zip(outputs, sums, strict=True):
+                _store(builder, builder.load(total), place, mask)
+
+        is_whole = builder.icmp_signed("==", num_lanes, _INT(LANES))
+        with builder.if_else(is_whole, likely=True) as (whole, rest):
+            with whole:
+                add(None)
+            with rest:
+                add(_lanes_before(builder, num_lanes))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), code
 
 
 def _dots(
@@ -133,22 +199,27 @@ def _dots(
             numbers = _load(builder, _at(builder, right, start), mask)
             builder.store(_multiply_add(builder, shared, numbers, builder.load(total)), total)
 
-    with cgutils.for_range(builder, builder.sdiv(size, _INT(_LANES))) as loop:
-        add(builder.mul(loop.index, _INT(_LANES)), None)
+    with cgutils.for_range(builder, builder.sdiv(size, _INT(LANES))) as loop:
+        add(builder.mul(loop.index, _INT(LANES)), None)
     _on_rest(builder, size, add)
     return [_sum_of_lanes(builder, builder.load(total)) for total in sums]
 
 
 def _on_rest(builder: Any, size: Any, work: Callable[[Any, Any], None]) -> None:
     """Work on the numbers behind the last whole vector of a row: where they begin, which lanes."""
-    num_left = builder.srem(size, _INT(_LANES))
+    num_left = builder.srem(size, _INT(LANES))
     with builder.if_then(builder.icmp_signed(">", num_left, _INT(0)), likely=False):
-        ends = builder.insert_element(
-            ir.Constant(_LANE_NUMBERS.type, ir.Undefined), num_left, _INT32(0)
-        )
-        ends = builder.shuffle_vector(ends, ends, _FIRST_LANE)
-        mask = builder.icmp_signed("<", _LANE_NUMBERS, ends)
-        work(builder.sub(size, num_left), mask)
+        work(builder.sub(size, num_left), _lanes_before(builder, num_left))
+
+
+def _lanes_before(builder: Any, end: Any) -> Any:
+    return builder.icmp_signed("<", _LANE_NUMBERS, _on_all_lanes(builder, end))
+
+
+def _on_all_lanes(builder: Any, value: Any) -> Any:
+    nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    vector = builder.insert_element(nothing, value, _INT32(0))
+    return builder.shuffle_vector(vector, nothing, _FIRST_LANE)
 
 
 def _at(builder: Any, address: Any, index: Any) -> Any:
@@ -184,7 +255,7 @@ def _multiply_add(builder: Any, left: Any, right: Any, added: Any) -> Any:
 
 def _sum_of_lanes(builder: Any, vector: Any) -> Any:
     """Half to half, so that the order is the same wherever this stands."""
-    lanes = _LANES
+    lanes = LANES
     while lanes > 1:
         lanes //= 2
         halves = [

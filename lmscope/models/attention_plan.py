@@ -1,9 +1,9 @@
 """AttentionPlan: which keys the rows of a step attend to, worked out once for all layers.
 
-Requests with one row each are attended to together: by compiled loops over the block table
-where there are such, otherwise padded to a common length. A request with several rows is attended
-to alone. A window only leaves keys out: the cache keeps them, and a plan for a window never reads
-them.
+Compiled loops over the block table attend for all requests with one row at once, and for all with
+several. Where there are no such loops, torch does: requests with one row each together, padded to
+a common length, and a request with several rows alone. A window only leaves keys out: the cache
+keeps them, and a plan for a window never reads them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, paged_decode_cpu
 from lmscope_kernels.paged_attention import attend_many_rows, attend_one_row_each
+from lmscope_kernels.prompt_attention_cpu import Prompts, attend_prompts_cpu
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -107,11 +108,34 @@ class Decoding:
 
 
 @dataclass(frozen=True)
+class Prefilling:
+    """The requests that have several query rows.
+
+    starts, ends            [R]   their rows in the batch
+    first_keys, seq_lens    [R]   their first row attends from position first_key on, the last one
+                                  up to seq_len - 1
+    block_table             [R, max_blocks]
+    window                  most keys of a row, its own among them; None: all
+    with_bias               torch needs a bias for every request
+    """
+
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    first_keys: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    block_table: NDArray[np.int32]
+    block_size: int
+    window: int | None
+    with_bias: bool
+    device: torch.device
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """Who attends to what in one step, for all layers with the same window."""
 
     decoding: Decoding
-    many_rows: tuple[_ManyRows, ...]
+    prefilling: Prefilling
 
     @classmethod
     def build(
@@ -133,10 +157,6 @@ class AttentionPlan:
         window             most keys of a row, its own among them; None: all
         with_bias          every request with several rows gets a bias
         """
-
-        def to_device(array: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
         query_lens = np.diff(query_start_loc)
         # The first key that any row of a request attends to. Rows of later positions attend to
         # less, which the bias says.
@@ -144,7 +164,6 @@ class AttentionPlan:
             first_keys = np.zeros_like(seq_lens)
         else:
             first_keys = np.maximum(seq_lens - query_lens + 1 - window, 0)
-        num_keys = seq_lens - first_keys
 
         is_decoding = query_lens == 1
         decoding = Decoding(
@@ -156,35 +175,64 @@ class AttentionPlan:
             is_all=int(np.count_nonzero(is_decoding)) == query_start_loc[-1],
             device=device,
         )
-        many_rows = []
-        for request in np.flatnonzero(query_lens > 1).tolist():
-            start, end = query_start_loc[request : request + 2].tolist()
-            num_rows, seq_len = end - start, int(seq_lens[request])
-            segment_keys = segment_bias = None
+        has_many = query_lens > 1
+        prefilling = Prefilling(
+            starts=query_start_loc[:-1][has_many],
+            ends=query_start_loc[1:][has_many],
+            first_keys=first_keys[has_many],
+            seq_lens=seq_lens[has_many],
+            block_table=block_table[has_many],
+            block_size=block_size,
+            window=window,
+            with_bias=with_bias,
+            device=device,
+        )
+        return cls(decoding, prefilling)
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The requests with several rows for the compiled loops."""
+        of = self.prefilling
+        return Prompts(of.starts, of.ends - of.starts, of.seq_lens, of.block_table)
+
+    @cached_property
+    def many_rows(self) -> tuple[_ManyRows, ...]:
+        """The requests with several rows for torch, which are made when it is asked."""
+        of = self.prefilling
+
+        def to_device(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(of.device)
+
+        segments = []
+        num_keys = of.seq_lens - of.first_keys
+        for request in range(len(of.starts)):
+            start, end = int(of.starts[request]), int(of.ends[request])
+            num_rows, seq_len = end - start, int(of.seq_lens[request])
+            keys = bias = None
             is_whole = num_rows == seq_len
             if not is_whole:
                 where: Tensor | slice | None = _run_of_slots(
-                    block_table[request],
-                    int(first_keys[request]),
+                    of.block_table[request],
+                    int(of.first_keys[request]),
                     int(num_keys[request]),
-                    block_size,
+                    of.block_size,
                 )
                 if where is None:
                     only = [request]
                     slots, _ = _padded_slots(
-                        block_table[only], first_keys[only], num_keys[only], block_size
+                        of.block_table[only], of.first_keys[only], num_keys[only], of.block_size
                     )
                     where = to_device(slots)
-                segment_keys = _Keys(where)
+                keys = _Keys(where)
             if (
-                with_bias
+                of.with_bias
                 or not is_whole
-                or (window is not None and window < seq_len)
+                or (of.window is not None and of.window < seq_len)
                 or num_rows in _BIASED_PROMPT_ROWS
             ):
-                segment_bias = to_device(_bias(num_rows, int(num_keys[request]), window))
-            many_rows.append(_ManyRows(start, end, segment_keys, segment_bias))
-        return cls(decoding, tuple(many_rows))
+                bias = to_device(_bias(num_rows, int(num_keys[request]), of.window))
+            segments.append(_ManyRows(start, end, keys, bias))
+        return tuple(segments)
 
     @cached_property
     def one_row_each(self) -> tuple[_OneRowEach, ...]:
@@ -252,11 +300,7 @@ class AttentionPlan:
             )
 
         decoding = self.decoding
-        is_compiled = (
-            len(decoding.rows) > 0
-            and query.dtype == key_cache.dtype
-            and decode_kernel_choice(key_cache.dtype, key_cache.device).name == "numba"
-        )
+        is_compiled = len(decoding.rows) > 0 and _is_compiled(query, key_cache)
         groups = () if is_compiled else self.one_row_each
         if len(groups) == 1 and groups[0].rows is None:
             return attend_group(groups[0], query)
@@ -296,6 +340,20 @@ class AttentionPlan:
         output: Tensor,
     ) -> None:
         """Attention of the requests with several rows, into their rows of `output` [T, H, D]."""
+        if not len(self.prefilling.starts):
+            return
+        if _is_compiled(query, key_cache):
+            attend_prompts_cpu(
+                query,
+                key_cache,
+                value_cache,
+                self.prompts,
+                scale,
+                self.prefilling.window,
+                softcap,
+                output=output,
+            )
+            return
         for segment in self.many_rows:
             rows = slice(segment.start, segment.end)
             if segment.keys is None:
@@ -303,6 +361,11 @@ class AttentionPlan:
             else:
                 keys, values = segment.keys.of(key_cache, value_cache)
             output[rows] = attend_many_rows(query[rows], keys, values, segment.bias, scale, softcap)
+
+
+def _is_compiled(query: Tensor, key_cache: Tensor) -> bool:
+    choice = decode_kernel_choice(key_cache.dtype, key_cache.device)
+    return query.dtype == key_cache.dtype and choice.name == "numba"
 
 
 def _groups_of_like_length(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, prepare_decode_kernel
+from lmscope_kernels.prompt_attention_cpu import prepare_prompt_kernel
 from lmscope_kernels.triton_support import is_available
 from numpy.typing import NDArray
 from torch import Tensor
@@ -68,6 +69,7 @@ class ModelBody:
         self._decode_kernel = decode_kernel_choice(weight.dtype, weight.device)
         if self._decode_kernel.name == "numba":
             prepare_decode_kernel()
+            prepare_prompt_kernel()
         layout, self._not_lean = _layout_of(module, weight, in_kernels)
         if packed is None:
             groups = [] if layout is None else layout.groups()

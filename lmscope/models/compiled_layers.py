@@ -139,7 +139,7 @@ class CompiledLayers:
                 each.scale,
                 attended_rows,
             )
-            if plan.many_rows or batch.mass is not None:
+            if len(plan.prefilling.starts) or batch.mass is not None:
                 by_head = heads.view(len(heads), -1, head_size)
                 query, key = by_head[:, :num_heads], by_head[:, num_heads : -layout.num_kv_heads]
                 plan.attend_many_rows(
