@@ -31,13 +31,20 @@ _HIDDEN = np.float32(-1e30)
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
 def _weigh(
-    scores: Any, num_keys: Any, num_columns: Any, largest: Any, earlier: Any, total: Any
+    scores: Any,
+    num_keys: Any,
+    num_columns: Any,
+    largest: Any,
+    earlier: Any,
+    added: Any,
+    total: Any,
 ) -> None:
     """Make weights of the scores of a tile.
 
     scores     [keys, columns]    scores, then weights
     largest    [columns]          the largest score so far
     earlier    [columns]          what weights before this tile are to be multiplied by
+    added      [columns]          sum of weights of the tile
     total      [columns]          sum of weights so far
     """
     for m in range(num_columns):
@@ -49,13 +56,15 @@ def _weigh(
             largest[m] = score if score > largest[m] else largest[m]
     for m in range(num_columns):
         earlier[m] = exp(earlier[m] - largest[m])
-        total[m] *= earlier[m]
+        added[m] = _ZERO
     for key in range(num_keys):
         row = scores[key]
         for m in range(num_columns):
             weight = exp(row[m] - largest[m])
             row[m] = weight
-            total[m] += weight
+            added[m] += weight
+    for m in range(num_columns):
+        total[m] = total[m] * earlier[m] + added[m]
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
@@ -86,7 +95,7 @@ def _attend(
     transposed          [D, columns]       room for the queries
     scores              [_TILE, columns]
     result              [columns, D up to a multiple of LANES]
-    sums                [3, columns]
+    sums                [4, columns]
     """
     S, K, D = key_cache.shape[1], key_cache.shape[2], key_cache.shape[3]
     num_used = num_rows * G
@@ -100,7 +109,7 @@ def _attend(
         scores.ctypes.data,
         result.ctypes.data,
     )
-    largest, earlier, total = sums[0], sums[1], sums[2]
+    largest, earlier, added, total = sums[0], sums[1], sums[2], sums[3]
     for row in range(num_rows):
         for g in range(G):
             own = query[first_row + row, (kv_head * G + g) * D :]
@@ -169,7 +178,7 @@ def _attend(
             for key in range(num_keys):
                 first_beyond = max(start + key + window - first_position, 0) * G
                 scores[key, first_beyond:num_used] = _NO_SCORE
-        _weigh(scores, num_keys, num_columns, largest, earlier, total)
+        _weigh(scores, num_keys, num_columns, largest, earlier, added, total)
         for m in range(num_columns):
             for d in range(result_width):
                 result[m, d] *= earlier[m]
@@ -228,7 +237,7 @@ def _attend_pieces(
     transposed = np.empty((D, num_columns), np.float32)
     scores = np.empty((_TILE, num_columns), np.float32)
     result = np.empty((num_columns, -(-D // LANES) * LANES), np.float32)
-    sums = np.empty((3, num_columns), np.float32)
+    sums = np.empty((4, num_columns), np.float32)
     for index in range(worker, len(pieces), num_workers):
         request, kv_head, first_row, num_rows, first_position = pieces[index]
         _attend(

@@ -91,9 +91,7 @@ def add_weighted_rows(
         def add(first: Any, num_chunks: int, mask: Any | None) -> None:
             starts = [builder.add(first, _INT(chunk * LANES)) for chunk in range(num_chunks)]
             outputs = [_at(builder, output, start) for start in starts]
-            sums = [
-                cgutils.alloca_once_value(builder, _load(builder, each, mask)) for each in outputs
-            ]
+            sums = [cgutils.alloca_once_value(builder, _ZEROS) for _ in outputs]
             with cgutils.for_range(builder, num_rows) as loop:
                 weight = _on_all_lanes(builder, builder.load(builder.gep(weights, [loop.index])))
                 row = builder.mul(loop.index, stride)
@@ -102,8 +100,10 @@ def add_weighted_rows(
                     builder.store(
                         _multiply_add(builder, weight, numbers, builder.load(total)), total
                     )
+            # What is there is added last, so that a sum of many rows is one of sums and loses less.
             for place, total in zip(outputs, sums, strict=True):
-                _store(builder, builder.load(total), place, mask)
+                before = _load(builder, place, mask)
+                _store(builder, builder.fadd(before, builder.load(total)), place, mask)
 
         wide = _INT(_CHUNKS * LANES)
         with cgutils.for_range(builder, builder.sdiv(size, wide)) as loop:
@@ -160,9 +160,6 @@ def product(
         def add(mask: Any | None) -> None:
             outputs = [_at(builder, output, builder.mul(stride, _INT(row))) for row in range(_ROWS)]
             sums = [cgutils.alloca_once_value(builder, _ZEROS) for _ in outputs]
-            with builder.if_then(is_added):
-                for place, total in zip(outputs, sums, strict=True):
-                    builder.store(_load(builder, place, mask), total)
             with cgutils.for_range(builder, num_steps) as loop:
                 start = builder.mul(loop.index, right_stride)
                 numbers = _load(builder, _at(builder, right, start), mask)
@@ -173,6 +170,11 @@ def product(
                     builder.store(
                         _multiply_add(builder, factor, numbers, builder.load(total)), total
                     )
+            # Last here too.
+            with builder.if_then(is_added):
+                for place, total in zip(outputs, sums, strict=True):
+                    before = _load(builder, place, mask)
+                    builder.store(builder.fadd(before, builder.load(total)), total)
             for place, total in zip(outputs, sums, strict=True):
                 _store(builder, builder.load(total), place, mask)
 
