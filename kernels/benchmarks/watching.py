@@ -38,7 +38,16 @@ from workloads import make_encoder, make_workload
 if TYPE_CHECKING:
     from lmscope import LLM
 
-__all__ = ["Comparison", "added_us", "main", "ratios", "table", "verdict", "without_reasons"]
+__all__ = [
+    "Comparison",
+    "added_us",
+    "main",
+    "ratios",
+    "spread",
+    "table",
+    "verdict",
+    "without_reasons",
+]
 
 
 class Comparison(NamedTuple):
@@ -285,16 +294,17 @@ def table(results: Sequence[Comparison]) -> list[str]:
     ]
     for each in results:
         cells = [
-            _spread(each.with_it, 1),
-            _spread(each.without, 1),
-            _spread(added_us(each), 2),
-            _spread(ratios(each), 3),
+            spread(each.with_it, 1),
+            spread(each.without, 1),
+            spread(added_us(each), 2),
+            spread(ratios(each), 3),
         ]
         lines.append(f"| {each.what} | {len(each.with_it)} | {' | '.join(cells)} |")
     return lines
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def spread(values: Sequence[float], digits: int) -> str:
+    """Median and quartiles in words."""
     low, median, high = quartiles(values)
     return f"{median:.{digits}f}, {low:.{digits}f} to {high:.{digits}f}"
 

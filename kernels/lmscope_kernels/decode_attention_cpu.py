@@ -32,6 +32,7 @@ __all__ = [
     "num_parts",
     "paged_decode_cpu",
     "prepare_decode_kernel",
+    "rows_of",
 ]
 
 
@@ -99,18 +100,32 @@ def paged_decode_cpu(
     kernels = _kernels()
     attend = kernels.attend_parallel if use_torch_threads() else kernels.attend_serial
     attend(
-        query.contiguous().numpy(),
+        num_parts(len(rows), key_cache.shape[2]),
+        rows_of(query).numpy(),
+        query.shape[1],
         key_cache.numpy(),
         value_cache.numpy(),
         block_table,
         first_keys,
         seq_lens,
         rows,
-        num_parts(len(rows), key_cache.shape[2]),
         np.float32(scale),
         np.float32(softcap or 0.0),
-        output.numpy(),
+        output.view(len(output), -1).numpy(),
     )
+
+
+def rows_of(query: Tensor) -> Tensor:
+    """[T, H, D] as [T, H D or more], contiguous.
+
+    Without a copy where it is contiguous, and where queries stand at the begin of longer rows.
+    """
+    T, H, D = query.shape
+    width = query.stride(0)
+    is_begin = query.storage_offset() == 0 and query.stride()[1:] == (D, 1) and width >= H * D
+    if is_begin and T * width * query.element_size() <= query.untyped_storage().nbytes():
+        return query.as_strided((T, width), (width, 1))
+    return query.reshape(T, H * D)
 
 
 def num_parts(num_requests: int, num_kv_heads: int) -> int:

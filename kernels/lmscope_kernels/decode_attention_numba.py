@@ -19,7 +19,7 @@ from numba import njit, prange
 
 from lmscope_kernels.vectors_numba import add_weighted_rows, dot, four_dots, prefetch
 
-__all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_serial", "exp"]
+__all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_piece", "attend_serial", "exp"]
 
 # Sums may be split and reordered, which vector instructions need; NaN and infinity stay what
 # they are, unlike with fastmath=True.
@@ -64,13 +64,14 @@ def _fetch(address: Any, num_bytes: Any) -> None:
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
 def _attend(
     query: Any,
+    G: Any,
     key_cache: Any,
     value_cache: Any,
     block_ids: Any,
     first_key: Any,
     seq_len: Any,
     first_kv_head: Any,
-    end_kv_head: Any,
+    num_kv_heads: Any,
     scale: Any,
     softcap: Any,
     output: Any,
@@ -81,12 +82,12 @@ def _attend(
 ) -> None:
     """The query heads of some KV heads of one request.
 
-    query, output    [H, D]
-    softcap          0: none
-    next_...         the same of the piece of work that comes next, as many KV heads
+    query      [H D or more]
+    softcap    0: none
+    output     [H D]
+    next_...   the same of the piece of work that comes next, as many KV heads
     """
     S, K, D = key_cache.shape[1], key_cache.shape[2], key_cache.shape[3]
-    G, num_kv_heads = query.shape[0] // K, end_kv_head - first_kv_head
     first_head, num_heads = first_kv_head * G, num_kv_heads * G
     row_bytes, head_bytes = K * D * _FLOAT_BYTES, D * _FLOAT_BYTES
     piece_bytes = num_kv_heads * head_bytes
@@ -173,87 +174,122 @@ def _attend(
                 )
             done, block, place = done + num_here, block + 1, 0
     for head in range(num_heads):
-        share_of = _ONE / total[head]
+        factor, own = _ONE / total[head], output[(first_head + head) * D :]
         for d in range(D):
-            output[first_head + head, d] = result[head, d] * share_of
+            own[d] = result[head, d] * factor
 
 
-@njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
-def attend_serial(
+@njit(fastmath=EXACT_ENOUGH, nogil=True)
+def attend_piece(
+    piece: Any,
+    num_parts: Any,
     query: Any,
+    num_query_heads: Any,
     key_cache: Any,
     value_cache: Any,
     block_table: Any,
     first_keys: Any,
     seq_lens: Any,
     rows: Any,
-    num_parts: Any,
     scale: Any,
     softcap: Any,
     output: Any,
 ) -> None:
-    """All pieces of work on the calling thread; arrays as in decode_attention_cpu.
+    """One of the len(rows) * num_parts pieces of work; arrays as in decode_attention_cpu.
 
+    query        [T, H D or more]    what lies behind the queries is not looked at
     num_parts    pieces of a request; divides K
+    output       [T, H D]
     """
-    num_kv_heads = key_cache.shape[2] // num_parts
+    K = key_cache.shape[2]
+    num_kv_heads, last = K // num_parts, len(rows) * num_parts - 1
+    request, first = piece // num_parts, piece % num_parts * num_kv_heads
+    following = min(piece + 1, last)
+    upcoming = following // num_parts
+    _attend(
+        query[rows[request]],
+        num_query_heads // K,
+        key_cache,
+        value_cache,
+        block_table[request],
+        first_keys[request],
+        seq_lens[request],
+        first,
+        num_kv_heads,
+        scale,
+        softcap,
+        output[rows[request]],
+        block_table[upcoming],
+        first_keys[upcoming],
+        seq_lens[upcoming],
+        following % num_parts * num_kv_heads,
+    )
+
+
+@njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+def attend_serial(
+    num_parts: Any,
+    query: Any,
+    num_query_heads: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_table: Any,
+    first_keys: Any,
+    seq_lens: Any,
+    rows: Any,
+    scale: Any,
+    softcap: Any,
+    output: Any,
+) -> None:
+    """All pieces of work on the calling thread; arrays as in attend_piece."""
     for piece in range(len(rows) * num_parts):
-        request, first = piece // num_parts, piece % num_parts * num_kv_heads
-        following = min(piece + 1, len(rows) * num_parts - 1)
-        upcoming = following // num_parts
-        _attend(
-            query[rows[request]],
+        attend_piece(
+            piece,
+            num_parts,
+            query,
+            num_query_heads,
             key_cache,
             value_cache,
-            block_table[request],
-            first_keys[request],
-            seq_lens[request],
-            first,
-            first + num_kv_heads,
+            block_table,
+            first_keys,
+            seq_lens,
+            rows,
             scale,
             softcap,
-            output[rows[request]],
-            block_table[upcoming],
-            first_keys[upcoming],
-            seq_lens[upcoming],
-            following % num_parts * num_kv_heads,
+            output,
         )
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
 def attend_parallel(
+    num_parts: Any,
     query: Any,
+    num_query_heads: Any,
     key_cache: Any,
     value_cache: Any,
     block_table: Any,
     first_keys: Any,
     seq_lens: Any,
     rows: Any,
-    num_parts: Any,
     scale: Any,
     softcap: Any,
     output: Any,
 ) -> None:
     """The same on numba's threads, as many as numba.set_num_threads said."""
-    num_kv_heads = key_cache.shape[2] // num_parts
     for piece in prange(len(rows) * num_parts):
-        request, first = piece // num_parts, piece % num_parts * num_kv_heads
-        following = min(piece + 1, len(rows) * num_parts - 1)
-        upcoming = following // num_parts
-        _attend(
-            query[rows[request]],
+        attend_piece(
+            # It has no sign by itself, and all would be compiled twice.
+            np.int64(piece),
+            num_parts,
+            query,
+            num_query_heads,
             key_cache,
             value_cache,
-            block_table[request],
-            first_keys[request],
-            seq_lens[request],
-            first,
-            first + num_kv_heads,
+            block_table,
+            first_keys,
+            seq_lens,
+            rows,
             scale,
             softcap,
-            output[rows[request]],
-            block_table[upcoming],
-            first_keys[upcoming],
-            seq_lens[upcoming],
-            following % num_parts * num_kv_heads,
+            output,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, _attend, exp
+from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_piece, exp
 
 __all__ = ["layer_step", "linear_parallel", "linear_serial"]
 
@@ -141,32 +141,23 @@ def layer_step(
                 key_cache[block, place, k, d] = heads[m, width + k * D + d]
                 value_cache[block, place, k, d] = heads[m, width + (K + k) * D + d]
 
-    query = np.empty((M, num_query_heads, D), np.float32)
-    for m in range(M):
-        for head in range(num_query_heads):
-            for d in range(D):
-                query[m, head, d] = heads[m, head * D + d]
     attended = np.empty((M, width), np.float32)
-    by_head = attended.reshape(M, num_query_heads, D)
+    rows = np.arange(M)
     for piece in prange(M * K):
-        m = piece // K
-        following = min(piece + 1, M * K - 1)
-        _attend(
-            query[m],
+        attend_piece(
+            np.int64(piece),
+            K,
+            heads,
+            num_query_heads,
             key_cache,
             value_cache,
-            block_table[m],
-            first_keys[m],
-            seq_lens[m],
-            piece % K,
-            piece % K + 1,
+            block_table,
+            first_keys,
+            seq_lens,
+            rows,
             scale,
             _ZERO,
-            by_head[m],
-            block_table[following // K],
-            first_keys[following // K],
-            seq_lens[following // K],
-            following % K,
+            attended,
         )
 
     attended_integers = np.empty((M, width), np.int16)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, _attend, exp
+from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_piece, exp
 
 __all__ = [
     "add_norm",
@@ -150,30 +150,21 @@ def attend_parallel(
         key_cache,
         value_cache,
     )
-    D = key_cache.shape[3]
-    width = num_query_heads * D
-    num_kv_heads = key_cache.shape[2] // num_parts
     for piece in prange(len(rows) * num_parts):
-        request, first = piece // num_parts, piece % num_parts * num_kv_heads
-        following = min(piece + 1, len(rows) * num_parts - 1)
-        upcoming = following // num_parts
-        row = rows[request]
-        _attend(
-            heads[row][:width].reshape(num_query_heads, D),
+        attend_piece(
+            np.int64(piece),
+            num_parts,
+            heads,
+            num_query_heads,
             key_cache,
             value_cache,
-            block_table[request],
-            first_keys[request],
-            seq_lens[request],
-            first,
-            first + num_kv_heads,
+            block_table,
+            first_keys,
+            seq_lens,
+            rows,
             scale,
             _ZERO,
-            output[row].reshape(num_query_heads, D),
-            block_table[upcoming],
-            first_keys[upcoming],
-            seq_lens[upcoming],
-            following % num_parts * num_kv_heads,
+            output,
         )
 
 
@@ -212,30 +203,21 @@ def attend_serial(
         key_cache,
         value_cache,
     )
-    D = key_cache.shape[3]
-    width = num_query_heads * D
-    num_kv_heads = key_cache.shape[2] // num_parts
     for piece in range(len(rows) * num_parts):
-        request, first = piece // num_parts, piece % num_parts * num_kv_heads
-        following = min(piece + 1, len(rows) * num_parts - 1)
-        upcoming = following // num_parts
-        row = rows[request]
-        _attend(
-            heads[row][:width].reshape(num_query_heads, D),
+        attend_piece(
+            piece,
+            num_parts,
+            heads,
+            num_query_heads,
             key_cache,
             value_cache,
-            block_table[request],
-            first_keys[request],
-            seq_lens[request],
-            first,
-            first + num_kv_heads,
+            block_table,
+            first_keys,
+            seq_lens,
+            rows,
             scale,
             _ZERO,
-            output[row].reshape(num_query_heads, D),
-            block_table[upcoming],
-            first_keys[upcoming],
-            seq_lens[upcoming],
-            following % num_parts * num_kv_heads,
+            output,
         )
 
 

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lmscope_kernels.decode_attention_cpu import rows_of
 from lmscope_kernels.numba_support import use_torch_threads
 
 __all__ = ["Prompts", "attend_prompts_cpu", "prepare_prompt_kernel"]
@@ -111,7 +112,7 @@ def attend_prompts_cpu(
     K, G = key_cache.shape[2], query.shape[1] // key_cache.shape[2]
     attend(
         torch.get_num_threads() if is_parallel else 1,
-        _rows(query).numpy(),
+        rows_of(query).numpy(),
         key_cache.numpy(),
         value_cache.numpy(),
         prompts.block_table,
@@ -130,13 +131,3 @@ def prepare_prompt_kernel() -> None:
     cache, row = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1)
     prompts = Prompts(np.zeros(1, np.int32), one, one, np.zeros((1, 1), np.int32))
     attend_prompts_cpu(row, cache, cache, prompts, 1.0, output=torch.empty_like(row))
-
-
-def _rows(query: Tensor) -> Tensor:
-    """[T, H D or more], contiguous; no copy where queries stand at the begin of longer rows."""
-    T, H, D = query.shape
-    width = query.stride(0)
-    is_begin = query.storage_offset() == 0 and query.stride()[1:] == (D, 1) and width >= H * D
-    if is_begin and T * width * query.element_size() <= query.untyped_storage().nbytes():
-        return query.as_strided((T, width), (width, 1))
-    return query.reshape(T, H * D)

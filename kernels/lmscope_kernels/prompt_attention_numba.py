@@ -16,17 +16,17 @@ import numpy as np
 from numba import njit, prange
 
 from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, exp
-from lmscope_kernels.vectors_numba import LANES, product
+from lmscope_kernels.vectors_numba import LANES, ROWS, product
 
 __all__ = ["attend_prompts_parallel", "attend_prompts_serial"]
 
 _TILE = 64
 _FLOAT_BYTES = 4
-_ROWS = 4
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _NO_SCORE = np.float32(-np.inf)
-# Below every score that is a number, and in the place of one that is hidden.
-_HIDDEN = np.float32(-1e30)
+# Before the first score: not infinity, since a tile in which all is hidden would give infinity
+# minus infinity.
+_LOWEST = np.float32(np.finfo(np.float32).min)
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
@@ -117,7 +117,7 @@ def _attend(
                 transposed[d, row * G + g] = own[d] * scale
     for d in range(D):
         transposed[d, num_used:num_columns] = _ZERO
-    largest[:num_columns] = _HIDDEN
+    largest[:num_columns] = _LOWEST
     total[:num_columns] = _ZERO
     result[:num_columns] = _ZERO
 
@@ -133,39 +133,24 @@ def _attend(
                 + (np.int64(block_ids[block]) * S + place) * row_stride * _FLOAT_BYTES
                 + head_offset
             )
+            # The last four overlap those before them where they are no multiple of four, and where
+            # there are fewer each is taken four times, into the same place.
+            step, are_apart = (ROWS, 1) if num_here >= ROWS else (1, 0)
             for column in range(0, num_columns, LANES):
-                for i in range(0, num_here, _ROWS):
-                    if num_here < _ROWS:
-                        break
-                    # The last four overlap those before where they are not a multiple of four.
-                    key = min(i, num_here - _ROWS)
+                for i in range(0, num_here, step):
+                    key = min(i, num_here - step)
                     product(
                         keys + key * row_stride * _FLOAT_BYTES,
-                        row_stride,
+                        row_stride * are_apart,
                         1,
                         transposed_at + column * _FLOAT_BYTES,
                         width,
                         D,
                         LANES,
                         scores_at + ((done + key) * width + column) * _FLOAT_BYTES,
-                        width,
+                        width * are_apart,
                         0,
                     )
-                if num_here < _ROWS:
-                    for key in range(num_here):
-                        # Four times the same row, into the same place.
-                        product(
-                            keys + key * row_stride * _FLOAT_BYTES,
-                            0,
-                            1,
-                            transposed_at + column * _FLOAT_BYTES,
-                            width,
-                            D,
-                            LANES,
-                            scores_at + ((done + key) * width + column) * _FLOAT_BYTES,
-                            0,
-                            0,
-                        )
             done, block, place = done + num_here, block + 1, 0
         if softcap != _ZERO:
             for key in range(num_keys):
@@ -192,7 +177,7 @@ def _attend(
             )
             for d in range(0, D, LANES):
                 num_lanes = min(LANES, D - d)
-                for column in range(0, num_columns, _ROWS):
+                for column in range(0, num_columns, ROWS):
                     product(
                         scores_at + (done * width + column) * _FLOAT_BYTES,
                         1,

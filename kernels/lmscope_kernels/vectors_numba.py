@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "add_weighted_rows", "dot", "four_dots", "prefetch", "product"]
+__all__ = ["LANES", "ROWS", "add_weighted_rows", "dot", "four_dots", "prefetch", "product"]
 
 LANES = 16
 _FLOAT, _INT, _INT32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
@@ -33,7 +33,7 @@ _VECTORS = _VECTOR.as_pointer()
 _FLOAT_BYTES = 4
 # Rows that are multiplied at a time, and chunks of a row that are summed up at a time: enough that
 # an addition need not wait for the one before it, few enough for the registers of AVX2.
-_ROWS = _CHUNKS = 4
+ROWS = _CHUNKS = 4
 
 
 @intrinsic
@@ -57,11 +57,11 @@ def four_dots(context: Any, left: Any, right: Any, stride: Any, size: Any) -> An
 
     returns    (float32, float32, float32, float32)
     """
-    signature = types.UniTuple(types.float32, _ROWS)(*[types.int64] * 4)
+    signature = types.UniTuple(types.float32, ROWS)(*[types.int64] * 4)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         left, right, stride, size = arguments
-        sums = _dots(builder, left, right, stride, size, _ROWS)
+        sums = _dots(builder, left, right, stride, size, ROWS)
         return context.make_tuple(builder, signature.return_type, sums)
 
     return signature, code
@@ -158,7 +158,7 @@ def product(
         is_added = builder.icmp_signed("!=", is_added, _INT(0))
 
         def add(mask: Any | None) -> None:
-            outputs = [_at(builder, output, builder.mul(stride, _INT(row))) for row in range(_ROWS)]
+            outputs = [_at(builder, output, builder.mul(stride, _INT(row))) for row in range(ROWS)]
             sums = [cgutils.alloca_once_value(builder, _ZEROS) for _ in outputs]
             with cgutils.for_range(builder, num_steps) as loop:
                 start = builder.mul(loop.index, right_stride)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,15 +21,6 @@ from lmscope.scope.replay import Replay
 from lmscope.tap import Tap
 
 DEADLINE_S = 20
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0  # each look is a second later, so nothing is too early
-        return self.now
 
 
 class Page:
@@ -73,7 +65,8 @@ class Page:
 
 @pytest.fixture
 def pump() -> Pump:
-    return Pump(Clock(), thread=False)
+    # Each look at the clock is a second later, so nothing is too early.
+    return Pump(itertools.count(1.0).__next__, thread=False)
 
 
 @pytest.fixture

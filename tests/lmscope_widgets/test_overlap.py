@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,15 +18,6 @@ from lmscope.sampling_params import SamplingParams
 
 DEADLINE_S = 20
 IN_FLIGHT = "Step {} is in flight: the device has run it, and its tokens are taken in when"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0  # each look is a second later, so nothing is too early
-        return self.now
 
 
 class Page:
@@ -62,7 +54,8 @@ class Page:
 
 @pytest.fixture
 def pump() -> Pump:
-    return Pump(Clock(), thread=False)
+    # Each look at the clock is a second later, so nothing is too early.
+    return Pump(itertools.count(1.0).__next__, thread=False)
 
 
 def letters(request_id: str, position: int) -> int:
