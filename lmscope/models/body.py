@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, prepare_decode_kernel
+from lmscope_kernels.half_linear_cpu import prepare_half_loops, why_no_half_loops
 from lmscope_kernels.prompt_attention_cpu import prepare_prompt_kernel
 from lmscope_kernels.triton_support import is_available
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from torch.nn.modules import module as torch_module
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.batch_invariant import InvariantForward
 from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
-from lmscope.models.linear import ChosenMethod
+from lmscope.models.linear import ChosenMethod, PlainLinears
 from lmscope.models.packed import PackedLinears
 from lmscope.models.plan import ExecutionPlan, PlanLine
 from lmscope.models.support import ModelShape
@@ -70,6 +71,8 @@ class ModelBody:
         if self._decode_kernel.name == "numba":
             prepare_decode_kernel()
             prepare_prompt_kernel()
+            if why_no_half_loops() is None and chosen.method.name != PlainLinears.name:
+                prepare_half_loops()
         layout, self._not_lean = _layout_of(module, weight, in_kernels)
         if packed is None:
             groups = [] if layout is None else layout.groups()

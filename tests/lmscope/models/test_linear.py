@@ -7,6 +7,7 @@ import platform
 
 import pytest
 import torch
+from lmscope_kernels.half_linear_cpu import why_no_half_loops
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -32,6 +33,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(params=["loops", "fbgemm"])
+def method(request):
+    """Weights in half precision, by the compiled loops and by torch."""
+    if request.param == "loops" and why_no_half_loops() is not None:
+        pytest.skip("needs the extra cpu")
+    return Fp16PackedLinears(in_loops=request.param == "loops")
+
+
 def choose(exact=False, dtype=torch.float32, device=CPU):
     return choose_linear_method(exact=exact, quantization=None, dtype=dtype, device=device)
 
@@ -55,11 +64,11 @@ def parts_of(outs, size, with_bias):
     ],
     ids=["vocabulary", "heads", "odd", "bias"],
 )
-def test_packed_weights_lose_what_half_precision_loses(outs, size, with_bias, num_rows):
+def test_packed_weights_lose_what_half_precision_loses(method, outs, size, with_bias, num_rows):
     parts = parts_of(outs, size, with_bias)
     rows = torch.randn(num_rows, size)
 
-    got = Fp16PackedLinears().pack(parts)(rows)
+    got = method.pack(parts)(rows)
 
     wanted = torch.cat([F.linear(rows, w.half().float(), b) for w, b in parts], dim=-1)
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
@@ -70,10 +79,9 @@ def test_packed_weights_lose_what_half_precision_loses(outs, size, with_bias, nu
 
 @needs_packed
 @pytest.mark.parametrize("num_rows", [1, 4, 5, 16, 33])
-def test_a_weight_packed_beside_others_gives_the_same_bits_as_alone(num_rows):
+def test_a_weight_packed_beside_others_gives_the_same_bits_as_alone(method, num_rows):
     parts = parts_of([576, 192, 192], 576, [False, True, False])
     rows = torch.randn(num_rows, 576)
-    method = Fp16PackedLinears()
 
     together = method.pack(parts)(rows)
 
@@ -158,8 +166,8 @@ def allocated_bytes() -> int:
 @needs_packed
 @pytest.mark.skipif(MALLINFO is None, reason="needs glibc's own count of what is allocated")
 @pytest.mark.parametrize("num_inputs", [512, 576, 1030])
-def test_packed_weights_take_the_memory_that_is_said(num_inputs):
-    method, weight = Fp16PackedLinears(), torch.zeros(4_005, num_inputs)
+def test_packed_weights_take_the_memory_that_is_said(method, num_inputs):
+    weight = torch.zeros(4_005, num_inputs)
     before = allocated_bytes()
     packed = method.pack([WeightAndBias(weight, None)])
     taken = allocated_bytes() - before
@@ -189,12 +197,29 @@ def test_a_processor_or_torch_without_packed_weights_gets_f_linear(monkeypatch, 
     class NoOps:
         pass
 
+    monkeypatch.setattr(linear, "why_no_half_loops", lambda: "numba is not installed")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.ops, "quantized", NoOps())
     method, why = choose()
     assert method.name == "F.linear"
     assert "quantized.linear_prepack_fp16" in why
     assert not recwarn.list
+
+
+@needs_packed
+def test_who_multiplies_by_packed_weights_is_said_and_the_loops_need_nothing_of_torch(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "why_no_half_loops", lambda: "numba is not installed")
+        chosen = choose()
+        assert isinstance(chosen.method, Fp16PackedLinears)
+        assert not chosen.method.in_loops
+        assert "by torch, since numba is not installed" in chosen.why
+    monkeypatch.setattr(linear, "why_no_half_loops", lambda: None)
+    monkeypatch.setattr(torch.ops, "quantized", object())
+    chosen = choose()
+    assert isinstance(chosen.method, Fp16PackedLinears)
+    assert chosen.method.in_loops
+    assert "by compiled loops" in chosen.why
 
 
 @pytest.mark.parametrize("with_bias", [[False] * 3, [True, False, True]])
