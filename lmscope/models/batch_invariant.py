@@ -41,8 +41,8 @@ __all__ = ["InvariantForward", "InvariantLinears", "invariant_method"]
 logger = logging.getLogger(__name__)
 
 # Rows of a call that are tried, each against _BASE. F.linear goes over four rows at a time and
-# fp16-packed weights over six; on one thread or several, and on another processor, others of these
-# give the same bits.
+# torch's packed weights over six; on one thread or several, and on another processor, others of
+# these give the same bits. With the loops of half_linear_cpu all of them do.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 96, 192)
 _BASE = 12
 # Of a matrix with more numbers, larger calls are not tried, for the time that it takes.

@@ -165,9 +165,9 @@ class ModelBody:
             head=packed.head_line(self.module, self._are_weights_changed()),
             attention=attention
             or PlanLine(
-                f"over the paged cache; "
-                f"{'each row by itself' if self._is_invariant else 'decoding requests'} "
-                f"in {self._decode_kernel.name}",
+                "over the paged cache, "
+                + ("each row by itself, " if self._is_invariant else "")
+                + f"in {self._decode_kernel.name}",
                 self._decode_kernel.why,
             ),
             threads=threads,
