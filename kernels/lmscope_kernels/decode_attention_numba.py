@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vectors_numba import add_weighted_rows, dot, four_dots, prefetch
 
 __all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_piece", "attend_serial", "exp"]
@@ -227,6 +228,7 @@ def attend_piece(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def attend_serial(
     num_parts: Any,
     query: Any,
@@ -261,6 +263,7 @@ def attend_serial(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def attend_parallel(
     num_parts: Any,
     query: Any,

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit, prange
 
 from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH
+from lmscope_kernels.numba_support import of_these_sources
 
 __all__ = ["linear_parallel", "linear_serial"]
 
@@ -131,6 +132,7 @@ def _tile(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def linear_parallel(
     rows: Any, quanta: Any, scales: Any, minima: Any, bias: Any, output: Any
 ) -> None:
@@ -143,6 +145,7 @@ def linear_parallel(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def linear_serial(rows: Any, quanta: Any, scales: Any, minima: Any, bias: Any, output: Any) -> None:
     """The same on the calling thread."""
     x = np.empty((quanta.shape[1], len(rows) * 32), np.float32)

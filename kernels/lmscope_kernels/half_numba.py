@@ -20,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH
+from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vector_code import (
     FLOATS,
     INT,
@@ -151,6 +152,7 @@ def _piece(piece: Any, rows: Any, tiles: Any, bias: Any, output: Any) -> None:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def linear_serial(rows: Any, tiles: Any, bias: Any, output: Any) -> None:
     """output [M, out] = rows [M, in] times tiles [T, in, 64], which are uint16 to numba, + bias."""
     for piece in range(len(tiles) * -(-len(rows) // _MOST_ROWS)):
@@ -158,6 +160,7 @@ def linear_serial(rows: Any, tiles: Any, bias: Any, output: Any) -> None:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def linear_parallel(rows: Any, tiles: Any, bias: Any, output: Any) -> None:
     """The same on numba's threads, as many as numba.set_num_threads said."""
     for piece in prange(len(tiles) * -(-len(rows) // _MOST_ROWS)):

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, prange
 
 from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_piece, exp
+from lmscope_kernels.numba_support import of_these_sources
 
 __all__ = ["layer_step", "linear_parallel", "linear_serial"]
 
@@ -48,6 +49,7 @@ def _dot(integers: Any, weight: Any) -> Any:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def linear_parallel(rows: Any, weight: Any, scales: Any, bias: Any, output: Any) -> None:
     """output [M, out] = rows [M, in] times weight [out, in]; bias [out], or [0] for none."""
     M = len(rows)
@@ -62,6 +64,7 @@ def linear_parallel(rows: Any, weight: Any, scales: Any, bias: Any, output: Any)
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def linear_serial(rows: Any, weight: Any, scales: Any, bias: Any, output: Any) -> None:
     """The same on the calling thread."""
     M = len(rows)
@@ -87,6 +90,7 @@ def _norm(rows: Any, weight: Any, epsilon: Any, output: Any) -> None:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def layer_step(
     hidden: Any,
     norms: Any,

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit, prange
 
 from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_piece, exp
+from lmscope_kernels.numba_support import of_these_sources
 
 __all__ = [
     "add_norm",
@@ -35,6 +36,7 @@ def _scale_of(row: Any, epsilon: Any) -> Any:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def add_norm(
     hidden: Any,
     new: Any,
@@ -116,6 +118,7 @@ def _rotate_and_store(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def attend_parallel(
     heads: Any,
     num_query_heads: Any,
@@ -169,6 +172,7 @@ def attend_parallel(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def attend_serial(
     heads: Any,
     num_query_heads: Any,
@@ -233,6 +237,7 @@ def _silu_mul(gate_up: Any, output: Any) -> None:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True, error_model="numpy")
+@of_these_sources
 def silu_mul_parallel(gate_up: Any, output: Any) -> None:
     """output [T, I] = SiLU of the first half of gate_up [T, 2 I] times the second half."""
     for t in prange(len(output)):
@@ -240,6 +245,7 @@ def silu_mul_parallel(gate_up: Any, output: Any) -> None:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True, error_model="numpy")
+@of_these_sources
 def silu_mul_serial(gate_up: Any, output: Any) -> None:
     """The same on the calling thread."""
     for t in range(len(output)):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-__all__ = ["has_safe_threads", "use_torch_threads", "why_not_numba"]
+__all__ = ["has_safe_threads", "of_these_sources", "use_torch_threads", "why_not_numba"]
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 @lru_cache(maxsize=1)
@@ -21,6 +27,24 @@ def why_not_numba() -> str | None:
     except (ImportError, RuntimeError, OSError) as error:
         return f"numba is installed and does not run ({error})"
     return None
+
+
+def of_these_sources(function: Function) -> Function:
+    """A function that numba is to cache, under a name that changes with any loop it may contain.
+
+    numba compiles anew when the file of a function changes, and does not see that a function in
+    another file did, which is inside the compiled one.
+    """
+    function.__qualname__ += f"_{_sources_stamp(Path(__file__).parent)}"
+    return function
+
+
+@lru_cache(maxsize=1)
+def _sources_stamp(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted((*folder.glob("*_numba.py"), folder / "vector_code.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)

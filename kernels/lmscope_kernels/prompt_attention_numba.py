@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, prange
 
 from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, exp
+from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vectors_numba import LANES, ROWS, product
 
 __all__ = ["attend_prompts_parallel", "attend_prompts_serial"]
@@ -247,6 +248,7 @@ def _attend_pieces(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
 def attend_prompts_serial(
     num_workers: Any,
     query: Any,
@@ -282,6 +284,7 @@ def attend_prompts_serial(
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
+@of_these_sources
 def attend_prompts_parallel(
     num_workers: Any,
     query: Any,
