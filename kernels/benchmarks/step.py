@@ -163,7 +163,7 @@ def _timed(body: Any, step: _Step) -> Iterator[Callable[[], dict[str, float]]]:
     ]
     lean._head = timed("head", head)
     compiled_layers.layer_loops = lambda: type(loops())(
-        *map(timed, ("norms", "attention", "SiLU"), loops())
+        *map(timed, ("norms", "attention", "attention", "SiLU"), loops())
     )
     step.build = timed("batch", step.build)  # type: ignore[method-assign]  # to time it
     try:

@@ -148,7 +148,10 @@ def _piece(piece: Any, rows: Any, tiles: Any, bias: Any, output: Any) -> None:
     else:
         _one_row(weights, K, numbers, K, begin, place, stride)
     if not is_whole:
-        output[first_row : first_row + num_rows, first:] = hanging[:num_rows, : N - first]
+        # Not as slices: the words of their errors would be compiled too, which takes seconds.
+        for row in range(num_rows):
+            for n in range(N - first):
+                output[first_row + row, first + n] = hanging[row, n]
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)

@@ -1,14 +1,14 @@
 """What a decoder layer does to rows between its matrix products, on a CPU, each in one pass.
 
     add_norm     hidden += multiplier * norm(new), output = norm(hidden)
-    attend       norms of queries and keys, rotary positions, keys and values into the cache, and
-                 attention of the rows that are alone in their request
+    store        norms of queries and keys, rotary positions, keys and values into the cache
+    attend       attention of the rows that are alone in their request
     silu_mul     output = SiLU(gate) * up
 
 Every norm is optional. Torch takes about ten calls for each, which at few rows cost more than what
 they compute. The loops are compiled by numba (the extra `cpu`). Float32 only.
 
-    layer_loops() -> LayerLoops(add_norm, attend, silu_mul)
+    layer_loops() -> LayerLoops(add_norm, store, attend, silu_mul)
     prepare_layer_rows()    compiles, once for all shapes
 
 The loops take arrays, whose making from tensors would be a large part of a call: the caller keeps
@@ -34,6 +34,7 @@ from lmscope_kernels.store_kv import store_kv_reference
 __all__ = [
     "NO_NORM",
     "NO_ROTARY",
+    "NO_SOFTCAP",
     "LayerLoops",
     "RowsNorm",
     "add_norm_reference",
@@ -46,6 +47,7 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 NO_ROTARY = np.zeros((0, 1, 1), np.float32)
+NO_SOFTCAP = np.float32(0)
 
 
 class RowsNorm(NamedTuple):
@@ -114,16 +116,20 @@ class LayerLoops(NamedTuple):
     add_norm(hidden, new, *new_norm, multiplier, *norm, output)
         hidden [T, E] is changed by new [T, E], or [0, E] for nothing; output [T, E] is hidden
         normed, and stays as it is without a norm
-    attend(heads, num_query_heads, *query_norm, *key_norm, cosine, sine, slots, key_cache,
-           value_cache, block_table, first_keys, seq_lens, rows, num_parts, scale, output)
+    store(heads, num_query_heads, *query_norm, *key_norm, cosine, sine, slots, key_cache,
+          value_cache)
         heads [T, (H + 2 K) D], queries, keys and values: queries and keys are normed and rotated
         where they are, and keys and values stored; cosine and sine [T, 1, D], the sine of the
-        first half of a head negative, or NO_ROTARY; slots [T]; then the requests with one row
-        are attended for as in paged_decode_cpu, into their rows of output [T, H D]
+        first half of a head negative, or NO_ROTARY; slots [T]
+    attend(num_parts, heads, num_query_heads, key_cache, value_cache, block_table, first_keys,
+           seq_lens, rows, scale, softcap, output)
+        the requests with one row are attended to as in paged_decode_cpu, into their rows of
+        output [T, H D]; softcap 0: none
     silu_mul(gate_up [T, 2 I], output [T, I])
     """
 
     add_norm: Callable[..., None]
+    store: Callable[..., None]
     attend: Callable[..., None]
     silu_mul: Callable[..., None]
 
@@ -134,18 +140,25 @@ def layer_loops() -> LayerLoops:
     Only where decode_kernel_choice says "numba".
     """
     kernels: Any = importlib.import_module("lmscope_kernels.layer_rows_numba")
-    if use_torch_threads():
-        return LayerLoops(kernels.add_norm, kernels.attend_parallel, kernels.silu_mul_parallel)
-    return LayerLoops(kernels.add_norm, kernels.attend_serial, kernels.silu_mul_serial)
+    attention: Any = importlib.import_module("lmscope_kernels.decode_attention_numba")
+    is_parallel = use_torch_threads()
+    return LayerLoops(
+        kernels.add_norm,
+        kernels.rotate_and_store,
+        attention.attend_parallel if is_parallel else attention.attend_serial,
+        kernels.silu_mul_parallel if is_parallel else kernels.silu_mul_serial,
+    )
 
 
 def prepare_layer_rows() -> None:
-    """Compile, or load what an earlier process compiled; it does not depend on shapes."""
+    """Compile, or load what an earlier process compiled; it does not depend on shapes.
+
+    Without what attends, which prepare_decode_kernel prepares.
+    """
     loops = layer_loops()
     cache, row = np.zeros((1, 1, 1, 2), np.float32), np.zeros((1, 2), np.float32)
-    ones, no_request = np.ones(1, np.int32), np.zeros(0, np.int64)
     loops.add_norm(row, row, *NO_NORM, np.float32(1), *NO_NORM, row)
-    loops.attend(
+    loops.store(
         np.zeros((1, 6), np.float32),
         1,
         *NO_NORM,
@@ -155,12 +168,5 @@ def prepare_layer_rows() -> None:
         np.zeros(1, np.int64),
         cache,
         cache,
-        ones[None],
-        ones,
-        ones,
-        no_request,
-        1,
-        np.float32(1),
-        row,
     )
     loops.silu_mul(np.zeros((1, 4), np.float32), row)

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_piece, exp
+from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, exp
 from lmscope_kernels.numba_support import of_these_sources
 
 __all__ = [
     "add_norm",
-    "attend_parallel",
-    "attend_serial",
+    "rotate_and_store",
     "silu_mul_parallel",
     "silu_mul_serial",
 ]
@@ -80,8 +79,9 @@ def _norm_heads(part: Any, weight: Any, epsilon: Any) -> None:
             group[e] = group[e] * factor * weight[e]
 
 
-@njit(fastmath=EXACT_ENOUGH, nogil=True)
-def _rotate_and_store(
+@njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
+@of_these_sources
+def rotate_and_store(
     heads: Any,
     num_query_heads: Any,
     query_weight: Any,
@@ -94,6 +94,7 @@ def _rotate_and_store(
     key_cache: Any,
     value_cache: Any,
 ) -> None:
+    """Arrays as in layer_rows_cpu.LayerLoops. On one thread, as add_norm."""
     S, K, D = key_cache.shape[1], key_cache.shape[2], key_cache.shape[3]
     keys, values, half = num_query_heads * D, (num_query_heads + K) * D, D // 2
     for t in range(len(heads)):
@@ -115,114 +116,6 @@ def _rotate_and_store(
             for d in range(D):
                 key[d] = row[keys + k * D + d]
                 value[d] = row[values + k * D + d]
-
-
-@njit(fastmath=EXACT_ENOUGH, nogil=True, parallel=True, cache=True)
-@of_these_sources
-def attend_parallel(
-    heads: Any,
-    num_query_heads: Any,
-    query_weight: Any,
-    query_epsilon: Any,
-    key_weight: Any,
-    key_epsilon: Any,
-    cosine: Any,
-    sine: Any,
-    slots: Any,
-    key_cache: Any,
-    value_cache: Any,
-    block_table: Any,
-    first_keys: Any,
-    seq_lens: Any,
-    rows: Any,
-    num_parts: Any,
-    scale: Any,
-    output: Any,
-) -> None:
-    """Arrays as in layer_rows_cpu.LayerLoops."""
-    _rotate_and_store(
-        heads,
-        num_query_heads,
-        query_weight,
-        query_epsilon,
-        key_weight,
-        key_epsilon,
-        cosine,
-        sine,
-        slots,
-        key_cache,
-        value_cache,
-    )
-    for piece in prange(len(rows) * num_parts):
-        attend_piece(
-            np.int64(piece),
-            num_parts,
-            heads,
-            num_query_heads,
-            key_cache,
-            value_cache,
-            block_table,
-            first_keys,
-            seq_lens,
-            rows,
-            scale,
-            _ZERO,
-            output,
-        )
-
-
-@njit(fastmath=EXACT_ENOUGH, nogil=True, cache=True)
-@of_these_sources
-def attend_serial(
-    heads: Any,
-    num_query_heads: Any,
-    query_weight: Any,
-    query_epsilon: Any,
-    key_weight: Any,
-    key_epsilon: Any,
-    cosine: Any,
-    sine: Any,
-    slots: Any,
-    key_cache: Any,
-    value_cache: Any,
-    block_table: Any,
-    first_keys: Any,
-    seq_lens: Any,
-    rows: Any,
-    num_parts: Any,
-    scale: Any,
-    output: Any,
-) -> None:
-    """The same on the calling thread."""
-    _rotate_and_store(
-        heads,
-        num_query_heads,
-        query_weight,
-        query_epsilon,
-        key_weight,
-        key_epsilon,
-        cosine,
-        sine,
-        slots,
-        key_cache,
-        value_cache,
-    )
-    for piece in range(len(rows) * num_parts):
-        attend_piece(
-            piece,
-            num_parts,
-            heads,
-            num_query_heads,
-            key_cache,
-            value_cache,
-            block_table,
-            first_keys,
-            seq_lens,
-            rows,
-            scale,
-            _ZERO,
-            output,
-        )
 
 
 # Without NumPy's rule for a division by zero each division may raise, and a loop that may end early

@@ -15,6 +15,7 @@ from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, num_parts
 from lmscope_kernels.layer_rows_cpu import (
     NO_NORM,
     NO_ROTARY,
+    NO_SOFTCAP,
     RowsNorm,
     layer_loops,
     prepare_layer_rows,
@@ -123,22 +124,31 @@ class CompiledLayers:
             assert plan is not None
             decoding = plan.decoding
             key_cache, value_cache = kv_cache.key[layer.index], kv_cache.value[layer.index]
-            loops.attend(
+            keys, values = key_cache.numpy(), value_cache.numpy()
+            loops.store(
                 heads.numpy(),
                 num_heads,
                 *each.head_norms,
                 *(rotary if layer.has_positions else (NO_ROTARY, NO_ROTARY)),
                 slots,
-                key_cache.numpy(),
-                value_cache.numpy(),
-                decoding.block_table,
-                decoding.first_keys,
-                decoding.seq_lens,
-                decoding.rows,
-                num_parts(len(decoding.rows), layout.num_kv_heads),
-                each.scale,
-                attended_rows,
+                keys,
+                values,
             )
+            if len(decoding.rows):
+                loops.attend(
+                    num_parts(len(decoding.rows), layout.num_kv_heads),
+                    heads.numpy(),
+                    num_heads,
+                    keys,
+                    values,
+                    decoding.block_table,
+                    decoding.first_keys,
+                    decoding.seq_lens,
+                    decoding.rows,
+                    each.scale,
+                    NO_SOFTCAP,
+                    attended_rows,
+                )
             if len(plan.prefilling.starts) or batch.mass is not None:
                 by_head = heads.view(len(heads), -1, head_size)
                 query, key = by_head[:, :num_heads], by_head[:, num_heads : -layout.num_kv_heads]

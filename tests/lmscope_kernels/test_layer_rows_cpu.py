@@ -14,6 +14,7 @@ from lmscope_kernels import layer_rows_cpu
 from lmscope_kernels.layer_rows_cpu import (
     NO_NORM,
     NO_ROTARY,
+    NO_SOFTCAP,
     add_norm_reference,
     layer_loops,
     rotate_and_store_reference,
@@ -146,20 +147,27 @@ class Step:
         )
         attended = [i for i, row in enumerate(self.rows) if row in members]
         requests = self.decoding[attended]
-        loops.attend(
+        own_caches = [cache.numpy() for cache in caches]
+        loops.store(
             heads.numpy(),
             H,
             *self.norms[0],
             *self.norms[1],
             *rotary,
             self.slots[members].numpy(),
-            *(cache.numpy() for cache in caches),
+            *own_caches,
+        )
+        loops.attend(
+            num_parts,
+            heads.numpy(),
+            H,
+            *own_caches,
             np.ascontiguousarray(self.table.numpy()[requests]),
             np.zeros(len(requests), np.int32),
             np.array(self.seq_lens, np.int32)[requests],
             np.array([members.index(row) for row in self.rows[attended]], np.int64),
-            num_parts,
             np.float32(0.3),
+            NO_SOFTCAP,
             output.numpy(),
         )
         return heads, output, caches
@@ -168,7 +176,7 @@ class Step:
 @pytest.mark.parametrize("is_rotated", [True, False])
 @pytest.mark.parametrize("norms", ["", "heads", "sides"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_attend_equals_its_definition(loops, shape, norms, is_rotated):
+def test_storing_and_attending_equal_their_definitions(loops, shape, norms, is_rotated):
     step = Step(*shape, norms, is_rotated)
     H, _, D = shape
 
