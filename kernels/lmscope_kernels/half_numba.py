@@ -40,7 +40,16 @@ _MOST_ROWS = 6
 _FLOAT_BYTES, _HALF_BYTES = 4, 2
 _NUM_VECTORS = _TILE // LANES
 _HALVES = ir.VectorType(ir.HalfType(), LANES).as_pointer()
-_FEATURES = binding.get_host_cpu_features()
+
+
+def _host_features() -> dict[str, bool]:
+    try:
+        return dict(binding.get_host_cpu_features())
+    except RuntimeError:  # LLVM does not know them everywhere
+        return {}
+
+
+_FEATURES = _host_features()
 # Of a processor of x86, what these loops are slow without, or cannot be compiled.
 MISSING_FEATURES = [name for name in ("avx2", "fma", "f16c") if not _FEATURES.get(name)]
 # Registers, and how many a vector of LANES takes.
