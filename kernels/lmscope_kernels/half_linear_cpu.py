@@ -10,8 +10,9 @@ and in any batch.
     pack_half(weight, bias=None) -> HalfTiles
     half_linear(rows [M, in], tiles) -> [M, out]
 
-Stored are tiles of 64 outputs in which the weights of one input lie side by side: then a processor
-multiplies one number of x with a register of weights, and never adds up a register.
+Stored are tiles of R outputs, as many as suit the processor, in which the weights of one input lie
+side by side: then a processor multiplies one number of x with a register of weights, and never
+adds up a register.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from torch.nn import functional as F
 from lmscope_kernels.numba_support import use_torch_threads, why_not_numba
 
 __all__ = [
-    "OUTPUTS_PER_TILE",
     "HalfTiles",
     "half_linear",
     "half_linear_reference",
@@ -39,14 +39,12 @@ __all__ = [
     "why_no_half_loops",
 ]
 
-OUTPUTS_PER_TILE = 64
-
 
 class HalfTiles:
     """A matrix [out, in] and its bias; T tiles, the last one filled up with zeros.
 
-    tiles    [T, in, 64] float16
-    bias     [T * 64] float32
+    tiles    [T, in, R] float16
+    bias     [T * R] float32
     """
 
     def __init__(self, tiles: Tensor, bias: Tensor, num_outputs: int) -> None:
@@ -71,12 +69,16 @@ def why_no_half_loops() -> str | None:
 
 
 def pack_half(weight: Tensor, bias: Tensor | None = None) -> HalfTiles:
-    """weight [out, in] in float32, each number rounded to half precision; bias [out]."""
+    """weight [out, in] in float32, each number rounded to half precision; bias [out].
+
+    Only where why_no_half_loops says None: how they are stored is for this processor.
+    """
     num_outputs, num_inputs = weight.shape
-    num_over = -num_outputs % OUTPUTS_PER_TILE
+    R: int = _kernels().OUTPUTS_PER_TILE
+    num_over = -num_outputs % R
     with torch.no_grad():
         halves = F.pad(weight.detach().half(), (0, 0, 0, num_over))
-        tiles = halves.view(-1, OUTPUTS_PER_TILE, num_inputs).transpose(1, 2).contiguous()
+        tiles = halves.view(-1, R, num_inputs).transpose(1, 2).contiguous()
         filled = weight.new_zeros(num_outputs + num_over)
         if bias is not None:
             filled[:num_outputs] = bias.detach()
@@ -85,7 +87,8 @@ def pack_half(weight: Tensor, bias: Tensor | None = None) -> HalfTiles:
 
 def packed_half_bytes(num_outputs: int, num_inputs: int) -> int:
     """What pack_half takes for a matrix, without its bias."""
-    return 2 * -(-num_outputs // OUTPUTS_PER_TILE) * OUTPUTS_PER_TILE * num_inputs
+    R: int = _kernels().OUTPUTS_PER_TILE
+    return 2 * -(-num_outputs // R) * R * num_inputs
 
 
 def half_linear_reference(rows: Tensor, tiles: HalfTiles) -> Tensor:

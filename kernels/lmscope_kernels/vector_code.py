@@ -24,6 +24,7 @@ __all__ = [
     "multiply_add",
     "on_all_lanes",
     "on_rest",
+    "prefetch_line",
     "store",
     "sum_of_lanes",
 ]
@@ -38,6 +39,7 @@ ZEROS = ir.Constant(VECTOR, None)
 FLOATS = FLOAT.as_pointer()
 VECTORS = VECTOR.as_pointer()
 FLOAT_BYTES = 4
+_BYTES = ir.IntType(8).as_pointer()
 
 
 def on_rest(builder: Any, size: Any, work: Callable[[Any, Any], None]) -> None:
@@ -86,6 +88,15 @@ def multiply_add(builder: Any, left: Any, right: Any, added: Any) -> Any:
     """In one instruction where the processor has one, in two where it has none."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     return builder.call(_function(builder, kind, "llvm.fmuladd.v16f32"), [left, right, added])
+
+
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Have the cache line at an address fetched into the second-level cache, by and by."""
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, INT32, INT32, INT32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+    # To read; level 2: with level 1 what is in use would be driven out; data.
+    hints = INT32(0), INT32(2), INT32(1)
+    builder.call(function, [builder.inttoptr(address, _BYTES), *hints])
 
 
 def sum_of_lanes(builder: Any, vector: Any) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -22,7 +21,6 @@ from numba.extending import intrinsic
 from lmscope_kernels.vector_code import (
     FLOATS,
     INT,
-    INT32,
     LANES,
     ZEROS,
     at,
@@ -31,6 +29,7 @@ from lmscope_kernels.vector_code import (
     multiply_add,
     on_all_lanes,
     on_rest,
+    prefetch_line,
     store,
     sum_of_lanes,
 )
@@ -40,7 +39,6 @@ __all__ = ["LANES", "ROWS", "add_weighted_rows", "dot", "four_dots", "prefetch",
 # Rows that are multiplied at a time, and chunks of a row that are summed up at a time: enough that
 # an addition need not wait for the one before it, few enough for the registers of AVX2.
 ROWS = _CHUNKS = 4
-_BYTES = ir.IntType(8).as_pointer()
 
 
 @intrinsic
@@ -48,11 +46,7 @@ def prefetch(context: Any, address: Any) -> Any:
     """Have the cache line at this address fetched into the second-level cache, by and by."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, INT32, INT32, INT32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-        # To read; level 2: with level 1 what is in use would be driven out; data.
-        hints = INT32(0), INT32(2), INT32(1)
-        builder.call(function, [builder.inttoptr(arguments[0], _BYTES), *hints])
+        prefetch_line(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), code

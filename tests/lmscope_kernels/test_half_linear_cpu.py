@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -108,12 +111,42 @@ def test_preparing_compiles_once_for_all_shapes():
     assert len(kernel.signatures) == known > 0
 
 
+@needs_loops
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
 def test_tiles_take_the_memory_that_is_said(num_outputs, num_inputs):
     tiles = pack_half(torch.randn(num_outputs, num_inputs))
 
     assert tiles.tiles.nbytes == packed_half_bytes(num_outputs, num_inputs)
     assert tiles.shape == (num_outputs, num_inputs)
+
+
+@needs_loops
+def test_tiles_for_a_processor_without_avx512(tmp_path):
+    code = (
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "torch.set_num_threads(1)\n"
+        "from lmscope_kernels.half_linear_cpu import *\n"
+        "from lmscope_kernels.half_numba import OUTPUTS_PER_TILE\n"
+        "tiles = pack_half(torch.randn(150, 70), torch.randn(150))\n"
+        "for num_rows in (1, 5, 13):\n"
+        "    rows = torch.randn(num_rows, 70)\n"
+        "    expected = half_linear_reference(rows, tiles)\n"
+        "    torch.testing.assert_close(half_linear(rows, tiles), expected, atol=1e-4, rtol=1e-5)\n"
+        "print(OUTPUTS_PER_TILE)"
+    )
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+
+    assert done.stdout.split() == ["16"]
 
 
 def test_without_numba_or_on_an_old_processor_the_reason_is_said(monkeypatch):
