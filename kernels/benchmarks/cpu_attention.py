@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from engine_steps import write_report
+from engine_steps import thread_ms, write_report
 from scheduler import in_turn
 from watching import spread
 
@@ -116,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, case in CASES.items():
         layers = Layers(case)
         ways = {
-            "compiled": lambda layers=layers: _ms(lambda: layers.attend(True)),
-            "torch": lambda layers=layers: _ms(lambda: layers.attend(False)),
+            "compiled": lambda layers=layers: thread_ms(lambda: layers.attend(True)),
+            "torch": lambda layers=layers: thread_ms(lambda: layers.attend(False)),
         }
         measured[name] = in_turn(ways, options.pairs)
     print("\n".join(table(measured)))
@@ -138,12 +137,6 @@ def table(measured: dict[str, dict[str, list[float]]]) -> list[str]:
         cells = [spread(values, 2) for values in (ways["compiled"], ways["torch"], ratios)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
-
-
-def _ms(work: Callable[[], object]) -> float:
-    began = time.thread_time()
-    work()
-    return (time.thread_time() - began) * 1e3
 
 
 if __name__ == "__main__":

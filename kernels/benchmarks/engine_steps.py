@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmscope import LLM, SamplingParams
 
-__all__ = ["generate_anew", "step_us", "steps_of", "write_report"]
+__all__ = ["generate_anew", "step_us", "steps_of", "thread_ms", "write_report"]
 
 
 def step_us(llm: LLM, work: Callable[[], object]) -> float:
@@ -39,6 +39,13 @@ def steps_of(llm: LLM, work: Callable[[], object]) -> int:
     work()
     last: int = llm._loop.call(lambda core: core.step_number)
     return last - first
+
+
+def thread_ms(work: Callable[[], object]) -> float:
+    """CPU time of the calling thread for some work, in milliseconds."""
+    began = time.thread_time()
+    work()
+    return (time.thread_time() - began) * 1e3
 
 
 def generate_anew(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:

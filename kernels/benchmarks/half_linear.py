@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 import torch
-from engine_steps import write_report
+from engine_steps import thread_ms, write_report
 from lmscope_kernels.half_linear_cpu import why_no_half_loops
 from scheduler import in_turn
 from watching import spread
@@ -74,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured = {}
     for num_rows in map(int, options.rows.split(",")):
         ways: dict[str, Callable[[], float]] = {
-            "loops": lambda rows=num_rows: _ms(lambda: loops.multiply(rows)),
-            "fbgemm": lambda rows=num_rows: _ms(lambda: fbgemm.multiply(rows)),
+            "loops": lambda rows=num_rows: thread_ms(lambda: loops.multiply(rows)),
+            "fbgemm": lambda rows=num_rows: thread_ms(lambda: fbgemm.multiply(rows)),
         }
         measured[num_rows] = in_turn(ways, options.pairs)
     print("\n".join(table(measured, loops.num_weights)))
@@ -102,12 +101,6 @@ def table(measured: dict[int, dict[str, list[float]]], num_weights: int) -> list
         ]
         lines.append(f"| {num_rows} | {' | '.join(cells)} |")
     return lines
-
-
-def _ms(work: Callable[[], object]) -> float:
-    began = time.thread_time()
-    work()
-    return (time.thread_time() - began) * 1e3
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from engine_steps import thread_ms
 
 __all__ = ["PARTS", "main", "parts_ms", "table"]
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for _ in range(options.rounds + 1):
                 for is_compiled, values in took.items():
                     body._lean._compiled = compiled if is_compiled else None
-                    values.append(_ms(step))
+                    values.append(thread_ms(step))
             body._lean._compiled = compiled
             with _timed(body, step) as timed:
                 parts = [timed() for _ in range(options.rounds)]
@@ -85,12 +86,6 @@ def table(results: dict[int, tuple[list[float], list[float], dict[str, float]]])
             f"| {' | '.join(f'{value:.2f}' for value in shown)} |"
         )
     return lines
-
-
-def _ms(work: Callable[[], object]) -> float:
-    began = time.thread_time()
-    work()
-    return (time.thread_time() - began) * 1e3
 
 
 class _Step:
