@@ -182,7 +182,7 @@ class Session:
         self.page.wait_for_function(
             "() => window.__lmscope_views?.at(-1)?.lmscopeTest.drawn > 0", polling=100
         )
-        self.page.locator(".lms").last.scroll_into_view_if_needed()
+        self.notebook.look_at(".lms")
 
     def browser(self) -> dict[str, Any]:
         """What the page has measured so far; it begins anew."""

@@ -29,6 +29,13 @@ _IS_IDLE = """() => {
   const panel = window.jupyterapp?.shell?.currentWidget;
   return panel?.sessionContext?.session?.kernel?.status === 'idle';
 }"""
+# A view may be drawn anew, and a cell leave the page, at any time: what is found is not kept.
+_LOOK_AT = """(selector) => {
+  const found = [...document.querySelectorAll(selector)].at(-1);
+  found?.scrollIntoView({block: "center"});
+  const box = found?.getBoundingClientRect();
+  return box !== undefined && box.height > 0 && box.top < innerHeight && box.bottom > 0;
+}"""
 _START_CELL = """(index) => {
   const notebook = window.jupyterapp.shell.currentWidget.content;
   notebook.deselectAll();
@@ -81,6 +88,10 @@ class Notebook:
         self.start(index)
         self.wait(index)
         return self.text(index)
+
+    def look_at(self, selector: str) -> None:
+        """Scroll to the last element that a selector finds, as soon as there is one."""
+        self.page.wait_for_function(_LOOK_AT, arg=selector, polling=_LOOK_MS)
 
     def outputs(self, index: int) -> list[dict[str, Any]]:
         """The outputs of a cell as the notebook would be saved now."""

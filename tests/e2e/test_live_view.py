@@ -48,7 +48,7 @@ def wait_for_change(notebook: Notebook, last: int) -> int:
 def look_at_map(notebook: Notebook) -> None:
     """Scroll to the map: what is out of sight is not drawn, and has no map before it is."""
     for selector in (".lms", ".lms canvas.lms-map"):
-        notebook.page.locator(selector).last.scroll_into_view_if_needed()
+        notebook.look_at(selector)
 
 
 def test_the_map_changes_while_the_model_generates_and_the_last_picture_is_stored(
