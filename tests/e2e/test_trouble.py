@@ -57,7 +57,7 @@ SEVEN = (
     "from lmscope import LLM, SamplingParams, watch\n"
     "llm = LLM('demo', num_kv_blocks=48, max_num_seqs=4, max_num_batched_tokens=64, threads=1)",
     "view = watch(llm)",
-    "stream = llm.submit('Why is the sky blue?', SamplingParams(max_tokens=300, ignore_eos=True))",
+    "stream = llm.submit('Why is the sky blue?', SamplingParams(max_tokens=700, ignore_eos=True))",
     "import time\n"
     "while llm.gate.at is None: time.sleep(0.01)\n"
     "print(llm.gate.is_closed, stream.finished)",

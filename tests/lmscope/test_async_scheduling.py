@@ -27,7 +27,7 @@ from lmscope.scope.replay import replay
 from lmscope.scope.run_log import LOG_NAMES
 from lmscope.scope.view import EngineView, differences
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 SMALL = {"block_size": 4, "num_kv_blocks": 12, "max_num_batched_tokens": 16, "max_num_seqs": 4}
 
 

@@ -14,7 +14,7 @@ from lmscope.errors import GateClosedError
 from lmscope.scope.recording import record
 from lmscope.scope.replay import replay
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lmscope.boundary import (
 )
 from lmscope.errors import GateClosedError, NothingToRun
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from lmscope import LLM, EngineClosedError, EngineDeadError, RequestOutputKind, SamplingParams
 from lmscope.boundary import BOUNDARIES, RequestOutput, SchedulerOutput
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 def make_llm(text="Hello, world!", **options) -> LLM:
@@ -300,7 +300,7 @@ pool = llm._loop.call(lambda core: core.scheduler.kv_cache_manager.block_pool)
 print(pool.num_free_blocks == pool.num_blocks - 1)
 """
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
     )
     assert result.stdout.split() == ["interrupted", "1", "aaa", "True"]
 

@@ -118,10 +118,10 @@ def test_a_cell_that_does_not_wait_leaves_the_picture_to_a_later_one(
 ) -> None:
     run(shell, "view = lmscope.watch(llm)")
     waiting = threading.Event()
-    engine.tap.on(lmscope.SchedulerOutput, lambda output: waiting.wait(60))
+    engine.tap.on(lmscope.SchedulerOutput, lambda output: waiting.wait(200))
     assert run(shell, "stream = llm.submit('hello', SamplingParams(max_tokens=5))") == []
     waiting.set()
-    (final,) = run(shell, "stream.wait(60); None")
+    (final,) = run(shell, "stream.wait(200); None")
 
     assert "abcab" in final["text/html"]
 
@@ -197,7 +197,7 @@ def test_debug_shows_the_engine_and_closes_its_gate(shell: Any, engine: LLM) -> 
 
     run(shell, "stream = llm.submit('hello', SamplingParams(max_tokens=5)); dbg.step(); None")
     assert repr(dbg).startswith("<Debugger of scripted: stands at EngineCoreRequest of step 0")
-    run(shell, "dbg.resume(); stream.wait(60); dbg.close()")
+    run(shell, "dbg.resume(); stream.wait(200); dbg.close()")
     assert not dbg.view.is_open
 
 

@@ -173,7 +173,7 @@ def test_a_view_that_nobody_holds_measures_no_more(engine: LLM, pump: Pump) -> N
     del widget
     gc.collect()
 
-    assert source.closed.wait(10)
+    assert source.closed.wait(200)
     assert source.opened == 0
 
 
@@ -191,7 +191,7 @@ def test_a_view_that_fails_measures_no_more(
     pump.tick()
 
     assert not view.is_open
-    assert source.closed.wait(10)
+    assert source.closed.wait(200)
     assert source.opened == 0
 
 

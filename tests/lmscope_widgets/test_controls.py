@@ -20,7 +20,7 @@ from lmscope.scope.recording import Recording, record
 from lmscope.scope.replay import Replay
 from lmscope.tap import Tap
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 class Page:

@@ -373,7 +373,7 @@ def test_a_closed_gate_is_shown_and_so_is_its_opening(
 
     answer(feed, view)
     engine.gate.resume()
-    stream.wait(60)
+    stream.wait(200)
     come_to_rest(engine)
     clock.now += 1.0
     pump.tick()
@@ -436,7 +436,7 @@ def test_what_pages_are_sent_folds_to_what_the_engine_holds(
         for text in ("one prompt", "one prompt more", "another", "and a fourth")
     ]
     for stream in streams:
-        stream.wait(60)
+        stream.wait(200)
         clock.now += 1.0
         pump.tick()
         answer(feed, view)
@@ -572,7 +572,7 @@ def test_fifty_rounds_leave_listeners_feeds_and_threads_as_they_were(clock: Cloc
         feed.detach(view)
     for thread in threading.enumerate():
         if thread.name == "lmscope-pump" and thread is pump._thread:
-            thread.join(60)
+            thread.join(200)
 
     assert not source.tap.is_live
     assert source.tap._subscriptions == ()
@@ -596,7 +596,7 @@ def test_closing_on_another_thread_waits_for_the_pump(pump: Pump, clock: Clock) 
     feed.view.apply = apply_while_closing  # type: ignore[method-assign]  # to stop in its midst
     clock.now = 1.0
     pump.tick()
-    closing.join(60)
+    closing.join(200)
 
     assert view.error is None
     assert not feed.is_open

@@ -16,7 +16,7 @@ from lmscope.boundary import EngineCoreOutputs, EngineCoreRequest, ModelRunnerOu
 from lmscope.llm import LLM
 from lmscope.sampling_params import SamplingParams
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 IN_FLIGHT = "Step {} is in flight: the device has run it, and its tokens are taken in when"
 
 

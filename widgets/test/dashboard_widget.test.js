@@ -15,7 +15,7 @@ import {
   row,
   STAT,
 } from "./frames.js";
-import { countListeners, openPage } from "./page.js";
+import { countListeners, openPage, until } from "./page.js";
 
 let page;
 beforeEach(() => {
@@ -616,9 +616,8 @@ test("a packed frame is unpacked, and what follows does not overtake it", async 
   const part = new DataView(packed.buffer, packed.byteOffset, packed.byteLength);
   model.emit("msg:custom", { k: "packed" }, [part, ...buffers(FIRST)]);
   model.frame(delta([], { rows: [{ id: "a", add: " and" }] }));
-  for (let turn = 0; turn < 1000 && el.lmscopeTest.frames < 2; turn++)
-    await new Promise((resolve) => setImmediate(resolve));
-  assert.equal(el.lmscopeTest.frames, 2);
+  assert.equal(el.lmscopeTest.frames, 0, "the second waits for the first");
+  await until(() => el.lmscopeTest.frames === 2);
   page.tick();
   assert.deepEqual(model.sent.at(-1), { k: "ack", seq: 1, hidden: false, epoch: 1 });
 
@@ -631,8 +630,7 @@ test("a packed frame that cannot be unpacked is reported and asked for again", a
   const { model, el, cleanup } = open();
   model.frame(FIRST);
   model.emit("msg:custom", { k: "packed" }, [new DataView(new ArrayBuffer(9))]);
-  for (let turn = 0; turn < 1000 && !el.lmscopeTest.errors.length; turn++)
-    await new Promise((resolve) => setImmediate(resolve));
+  await until(() => el.lmscopeTest.errors.length);
   assert.equal(el.lmscopeTest.errors.length, 1);
   assert.deepEqual(model.sent.at(-1), { k: "resync" });
   cleanup();

@@ -21,6 +21,18 @@ export function assertHarmless(root) {
   }
 }
 
+/**
+ * Waits until `condition()` holds, for what the page's own threads do (unpacking). Its limit only
+ * keeps a test from hanging, and runs by a clock that mocked timers leave alone.
+ */
+export async function until(condition) {
+  const limit = performance.now() + 30_000;
+  while (!condition()) {
+    assert.ok(performance.now() < limit, `30 s have not brought ${condition}`);
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
 const NAMES = [
   ...["document", "window", "Node", "HTMLElement", "MutationObserver", "getComputedStyle"],
   ...["location", "getSelection", "requestAnimationFrame", "cancelAnimationFrame"],

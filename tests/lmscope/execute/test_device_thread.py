@@ -9,7 +9,7 @@ import pytest
 
 from lmscope.execute.device_thread import DeviceThread
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from lmscope.boundary import EngineCoreOutputs, ModelRunnerOutput, SchedulerOutp
 from lmscope.scope.view import differences
 from lmscope.testing import byte_tokenizer
 
-DEADLINE_S = 60
+DEADLINE_S = 200
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from lmscope.frontend.parallel_sampling import LiveRequests, child_requests
 from lmscope.frontend.stream import Stream
 from lmscope.scope.recording import record
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 def letters(request_id: str, position: int) -> int:

@@ -12,7 +12,7 @@ from lmscope import LLM
 from lmscope.boundary import EngineSnapshot
 from lmscope.testing import byte_tokenizer
 
-DEADLINE_S = 30
+DEADLINE_S = 200
 
 
 class Held:

@@ -117,7 +117,7 @@ def test_t3_a_view_has_the_token_ids_that_run(scripted):
     for prompt in ("<END>ab", [256, 97, 98], {"prompt": "other", "prompt_token_ids": [97]}):
         seen.clear()
         stream = llm.submit(prompt)
-        stream.wait(30)
+        stream.wait(200)
         request, step = seen[0], seen[1]
         assert request.prompt_token_ids == stream.prompt_token_ids
         assert step.scheduled_new_reqs[0].prompt_token_ids == stream.prompt_token_ids

@@ -10,7 +10,7 @@ from lmscope import SamplingParams
 from lmscope.boundary import EngineCoreRequest, SchedulerOutput
 from lmscope.decisions import Code
 
-DEADLINE_S = 30
+DEADLINE_S = 200
 
 
 def run_together(llm, prompts, params, **options):

@@ -12,7 +12,7 @@ import pytest
 from lmscope import RequestOutputKind, SamplingParams
 from lmscope.testing import byte_tokenizer
 
-DEADLINE_S = 30
+DEADLINE_S = 200
 END, NOTE = 256, 258
 
 

@@ -16,7 +16,7 @@ from lmscope.engine.loop import EngineLoop
 from lmscope.frontend.stream import Stream
 from lmscope.scope.replay import replay
 
-DEADLINE_S = 30
+DEADLINE_S = 200
 ENDLESS = SamplingParams(max_tokens=None)
 
 

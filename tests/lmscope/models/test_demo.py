@@ -171,14 +171,14 @@ def test_two_at_once_convert_it_once(cache, tiny_file, monkeypatch):
     folders = []
 
     def ensure():
-        begun.wait(timeout=60)
+        begun.wait(timeout=200)
         folders.append(ensure_demo_model(show_progress=False))
 
     threads = [threading.Thread(target=ensure) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=200)
 
     assert len(set(folders)) == 1
     assert len(folders) == 2

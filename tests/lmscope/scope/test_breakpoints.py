@@ -15,7 +15,7 @@ from lmscope.boundary import (
 from lmscope.scope.breakpoints import EVENTS, break_at, break_on, kind_named
 from lmscope.scope.replay import replay
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 @pytest.fixture(scope="module")

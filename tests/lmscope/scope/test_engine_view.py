@@ -83,7 +83,7 @@ def test_the_fold_equals_the_engine_after_every_step(options):
         for stream in streams[::5]:
             stream.abort()
         for stream in streams:
-            stream.wait(30)
+            stream.wait(200)
         final = truth(llm)
         subscription.close()
 

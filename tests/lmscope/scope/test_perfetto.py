@@ -28,7 +28,7 @@ def recording():
     ):
         params = SamplingParams(max_tokens=9)
         prompts = [f"Shared beginning, question {number}" for number in range(8)]
-        llm.submit("cut", params, request_id='</script>"\u202e').wait(20)
+        llm.submit("cut", params, request_id='</script>"\u202e').wait(200)
         llm.generate(prompts, params, use_tqdm=False)
     return made
 

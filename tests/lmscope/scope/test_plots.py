@@ -35,7 +35,7 @@ def recording():
             for number in range(4)
         ]
         for stream in streams:
-            stream.wait(20)
+            stream.wait(200)
     return made
 
 

@@ -7,7 +7,7 @@ import pytest
 from lmscope import LLM, RecordingError, SamplingParams, open_recording, record
 from lmscope.decisions import Miss, PromptMatch
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 SHORT = SamplingParams(max_tokens=2)
 
 

@@ -12,7 +12,7 @@ from lmscope.decisions import Change, Code, Outcome
 from lmscope.engine.what_if import WhatIf
 from lmscope.scope.questions import scheduler_before
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 def script(request_id, position):

@@ -12,7 +12,7 @@ from lmscope.errors import EngineClosedError, GateClosedError, NothingToRun, Rec
 from lmscope.scope.replay import Replay, replay
 from lmscope.scope.view import EngineView, differences
 
-DEADLINE_S = 20
+DEADLINE_S = 200
 
 
 @pytest.fixture(scope="module")
