@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from lmscope.frontend.parallel_sampling import Child, LiveRequests, child_reques
 from lmscope.frontend.stream import Stream
 from lmscope.frontend.tokenizer import TokenizerAdapter
 from lmscope.gate import Gate
+from lmscope.models.free_memory import free_memory_bytes
 from lmscope.models.plan import ExecutionPlan, PlanLine, scripted_plan
 from lmscope.progress import generate_bar
 from lmscope.sampling_params import SamplingParams
@@ -195,7 +195,7 @@ class LLM:
         # Before the free memory is looked at: packed weights take some of it.
         with paused_collection, _threads_for_the_engine(options):
             self._plan = weights.plan(options)
-        self.config = resolve(options, weights.facts(options), _free_memory_bytes())
+        self.config = resolve(options, weights.facts(options), free_memory_bytes())
         self.model = weights.path
         self.tap = Tap(_info(self.config), self._snapshot, self._run_on_engine)
         self.gate = Gate(
@@ -854,21 +854,6 @@ def _give_gpu_memory_back(config: EngineConfig) -> None:
 
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _free_memory_bytes() -> int:
-    """Memory that can be had without swapping."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, ValueError, OSError):
-        return 8 << 30
 
 
 def _as_prompts(prompts: Any) -> list[Any]:

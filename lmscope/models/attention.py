@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 
 from lmscope.models.attention_mass import AttentionMass
 from lmscope.models.attention_plan import AttentionPlan, Decoding
+from lmscope.models.free_memory import available_memory_bytes
 from lmscope.models.lazy_zeros import lazy_zeros
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class KVCache:
         """Zeros, so that what is read past the end of a request is finite.
 
         ValueError, with the number of blocks that would fit, when there is no memory for them.
+        A CPU hands memory out when it is written to, and would end the process then.
         """
+        block_bytes = 2 * num_layers * block_size * num_kv_heads * head_size * dtype.itemsize
 
         def tensors(num_blocks: int) -> tuple[Tensor, ...]:
             shape = (num_blocks, block_size, num_kv_heads, head_size)
@@ -75,20 +78,25 @@ class KVCache:
                 return False
             return True
 
-        try:
-            both = tensors(num_blocks)
-        except RuntimeError as error:
-            most = bisect_left(range(1, num_blocks), True, key=lambda count: not fits(count))
-            block_bytes = 2 * num_layers * block_size * num_kv_heads * head_size * dtype.itemsize
+        def no_room(most: int) -> ValueError:
             advice = (
                 f"use num_kv_blocks={most} or less, or free some memory"
                 if most > 1  # block 0 is nobody's
                 else "free some memory"
             )
-            raise ValueError(
+            return ValueError(
                 f"the KV cache of {num_blocks} blocks takes {num_blocks * block_bytes / 1e6:.0f} "
                 f"MB, and there is room for {most} of them; {advice}"
-            ) from error
+            )
+
+        available = available_memory_bytes() if device.type == "cpu" else None
+        if available is not None and num_blocks * block_bytes > available:
+            raise no_room(available // block_bytes)
+        try:
+            both = tensors(num_blocks)
+        except RuntimeError as error:
+            most = bisect_left(range(1, num_blocks), True, key=lambda count: not fits(count))
+            raise no_room(most) from error
         return cls(key=both[:num_layers], value=both[num_layers:])
 
 

@@ -24,7 +24,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
         memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # numpy has no array of more than 2**63 bytes
         raise RuntimeError(f"not enough memory: {num_bytes} bytes of zeros") from error
     start = -memory.ctypes.data % _ALIGNMENT
     return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).reshape(shape)

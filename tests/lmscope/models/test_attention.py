@@ -215,3 +215,27 @@ def test_a_cache_without_memory_says_how_many_blocks_would_fit(monkeypatch, room
 
     assert advice in str(e.value)
     assert len(KVCache.allocate(2, room, 4, 2, 16, torch.float32, CPU).key[0]) == room
+
+
+def test_a_cache_larger_than_the_memory_is_refused_though_the_system_would_promise_it(monkeypatch):
+    block_bytes = 2 * 2 * 4 * 2 * 16 * 4
+    monkeypatch.setattr(
+        "lmscope.models.attention.available_memory_bytes", lambda: 37 * block_bytes + 1
+    )
+
+    with pytest.raises(ValueError, match=r"of 38 blocks .* room for 37 of them.*num_kv_blocks=37"):
+        KVCache.allocate(2, 38, 4, 2, 16, torch.float32, CPU)
+
+    assert len(KVCache.allocate(2, 37, 4, 2, 16, torch.float32, CPU).key[0]) == 37
+
+
+def test_where_the_system_does_not_say_what_is_free_it_is_tried(monkeypatch):
+    monkeypatch.setattr("lmscope.models.attention.available_memory_bytes", lambda: None)
+
+    assert len(KVCache.allocate(2, 37, 4, 2, 16, torch.float32, CPU).key[0]) == 37
+
+
+@pytest.mark.parametrize("num_blocks", [10**9, 10**13, 10**18, 10**30])
+def test_no_number_of_blocks_is_too_large_for_an_error_that_names_how_many_fit(num_blocks):
+    with pytest.raises(ValueError, match=f"of {num_blocks} blocks .*there is room for"):
+        KVCache.allocate(2, num_blocks, 16, 3, 64, torch.float32, CPU)
