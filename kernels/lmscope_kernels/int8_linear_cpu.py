@@ -6,7 +6,8 @@
 A weight is off by half a scale at most. For up to MAX_ROWS rows loops compiled by numba (the
 extra `cpu`) read the 8-bit weights, and round x to at least 9 and up to 16 bits of its largest
 number in the row, which adds little to what the weights lost. More rows are multiplied by the
-same weights, turned back into numbers: in half precision where torch packs such, else float32.
+same weights: by q in half precision, which holds it exactly, where torch packs such, else by the
+weights turned back into float32.
 
     quantize_int8(weight) -> Int8Weight(weight, scales)
     int8_linear(x [M, in], weight, bias=None) -> [M, out], M up to MAX_ROWS
@@ -30,6 +31,7 @@ __all__ = [
     "Int8Weight",
     "int8_linear",
     "int8_linear_reference",
+    "packs_fp16",
     "quantize_int8",
 ]
 
@@ -97,10 +99,10 @@ class Int8Linear:
         self.weight = quantize_int8(weight)
         self.bias = None if bias is None else bias.detach().float().contiguous().clone()
         self._packed: Any = None
-        largest = 127 * float(self.weight.scales.max())
-        if _packs_fp16() and largest <= torch.finfo(torch.float16).max:
-            dense = self.weight.dequantize()
-            self._packed = torch.ops.quantized.linear_prepack_fp16(dense, self.bias)
+        if packs_fp16():
+            # Without the scales, with which small weights would be lost and large ones infinite.
+            integers = self.weight.weight.float()
+            self._packed = torch.ops.quantized.linear_prepack_fp16(integers, None)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [..., in] float32 -> [..., out]."""
@@ -110,11 +112,13 @@ class Int8Linear:
             return output.view(*rows.shape[:-1], -1)
         if self._packed is not None:
             multiplied: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
-            return multiplied
+            multiplied.mul_(self.weight.scales)
+            return multiplied if self.bias is None else multiplied.add_(self.bias)
         return F.linear(rows, self.weight.dequantize(), self.bias)
 
 
-def _packs_fp16() -> bool:
+def packs_fp16() -> bool:
+    """Whether more than MAX_ROWS rows are multiplied in half precision; else in float32."""
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
         torch.ops.quantized, "linear_prepack_fp16"
     )

@@ -22,19 +22,25 @@ __all__ = ["layer_step", "linear_parallel", "linear_serial"]
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LARGEST_SUM, _LARGEST_WEIGHT, _LARGEST_INT16 = 2**31 - 1, 127, 2**15 - 1
+# Rows with no larger number count as zeros: what they would be multiplied by is no float32.
+_LEAST = np.float32(1e-33)
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
 def _round(rows: Any, integers: Any, scales: Any) -> None:
-    """rows [M, in] is about integers [M, in] times scales [M]; a row of zeros has scale 0."""
+    """rows [M, in] is about integers [M, in] times scales [M]; a row of zeros has scale 0.
+
+    The scale of a row in which a number is none, or is infinite, is NaN: integers cannot be.
+    """
     num_inputs = rows.shape[1]
     levels = np.float32(min(_LARGEST_INT16, _LARGEST_SUM // (_LARGEST_WEIGHT * num_inputs)))
     for m in range(rows.shape[0]):
-        largest = _ZERO
+        largest = zero = _ZERO
         for k in range(num_inputs):
             largest = max(largest, abs(rows[m, k]))
-        scales[m] = largest / levels
-        factor = levels / largest if largest > _ZERO else _ZERO
+            zero += rows[m, k] * _ZERO
+        scales[m] = largest / levels + zero
+        factor = levels / largest if largest > _LEAST else _ZERO
         for k in range(num_inputs):
             integers[m, k] = np.int16(np.rint(rows[m, k] * factor))
 
@@ -78,7 +84,8 @@ def linear_serial(rows: Any, weight: Any, scales: Any, bias: Any, output: Any) -
             output[m, n] = _dot(integers[m], weight[n]) * scales[n] * row_scales[m] + added
 
 
-@njit(fastmath=EXACT_ENOUGH, nogil=True)
+# With NumPy's rule for a division by zero, as in layer_rows_numba.
+@njit(fastmath=EXACT_ENOUGH, nogil=True, error_model="numpy")
 def _norm(rows: Any, weight: Any, epsilon: Any, output: Any) -> None:
     for m in range(rows.shape[0]):
         squares = _ZERO

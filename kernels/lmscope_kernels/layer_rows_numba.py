@@ -25,7 +25,9 @@ __all__ = [
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-@njit(fastmath=EXACT_ENOUGH, nogil=True)
+# With NumPy's rule for a division by zero: a row of zeros is not a number where epsilon is zero, as
+# in torch, and no error that would end the step of all requests.
+@njit(fastmath=EXACT_ENOUGH, nogil=True, error_model="numpy")
 def _scale_of(row: Any, epsilon: Any) -> Any:
     """One divided by the root of the mean of squares."""
     squares = _ZERO

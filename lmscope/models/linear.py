@@ -18,7 +18,7 @@ from lmscope_kernels.half_linear_cpu import (
     packed_half_bytes,
     why_no_half_loops,
 )
-from lmscope_kernels.int8_linear_cpu import Int8Linear
+from lmscope_kernels.int8_linear_cpu import MAX_ROWS, Int8Linear, packs_fp16
 from lmscope_kernels.numba_support import why_not_numba
 from torch import Tensor
 from torch.nn import functional as F
@@ -194,7 +194,8 @@ class Fp16PackedLinears:
 class Int8Linears:
     """float32 rows times weights of 8 bits, each output with a scale of its own; approximate.
 
-    For one to four rows. More are multiplied by the same weights in half precision.
+    For one to four rows. More are multiplied by the same weights, in half precision where torch
+    packs such.
     """
 
     name = "int8"
@@ -207,8 +208,7 @@ class Int8Linears:
 
     def packed_bytes(self, weight: Tensor) -> int:
         # Weights of 8 bits, the same in half precision where torch packs such, and the scales.
-        has_fp16 = "fbgemm" in torch.backends.quantized.supported_engines
-        return (3 if has_fp16 else 1) * weight.numel() + 4 * len(weight)
+        return (3 if packs_fp16() else 1) * weight.numel() + 4 * len(weight)
 
 
 class ChosenMethod(NamedTuple):
@@ -236,8 +236,10 @@ def choose_linear_method(
         reason = why_no_loops(dtype, device)
         if reason is not None:
             raise ValueError(f"quantization is 'int8', which {reason}, or leave quantization out")
+        more = "half precision" if packs_fp16() else "float32"
         return ChosenMethod(
-            Int8Linears(), "quantization='int8', approximate; half precision for more than 4 rows"
+            Int8Linears(),
+            f"quantization='int8', approximate; {more} for more than {MAX_ROWS} rows",
         )
     if device.type == "cuda":
         return ChosenMethod(SideBySideLinears(), f"on {device}, in the dtype of the weights")

@@ -83,9 +83,9 @@ def test_a_row_of_zeros_gives_the_bias():
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("shape", [(1, 64), (4, 64), (5, 64), (1, 2, 64), (2, 40, 64)])
 def test_few_and_many_rows_are_multiplied_by_the_same_weights(monkeypatch, shape, packs):
-    if packs and not int8_linear_cpu._packs_fp16():
+    if packs and not int8_linear_cpu.packs_fp16():
         pytest.skip("this build of torch packs no fp16")
-    monkeypatch.setattr(int8_linear_cpu, "_packs_fp16", lambda: packs)
+    monkeypatch.setattr(int8_linear_cpu, "packs_fp16", lambda: packs)
     linear = Int8Linear(torch.randn(10, 64), torch.randn(10))
     rows = torch.randn(shape)
 
@@ -96,10 +96,45 @@ def test_few_and_many_rows_are_multiplied_by_the_same_weights(monkeypatch, shape
     assert relative_error(output.view(-1, 10), expected) < 1e-3
 
 
-def test_weights_beyond_half_precision_are_multiplied_as_float32():
-    linear = Int8Linear(torch.full((2, 8), 1e6))
+@needs_numba
+@pytest.mark.parametrize("size", [1e-30, 1e-8, 1.0, 1e6])
+@pytest.mark.parametrize("num_rows", [4, 5])
+def test_weights_of_any_size_lose_the_same_for_few_and_many_rows(size, num_rows):
+    weight, rows = size * torch.randn(10, 64), torch.randn(num_rows, 64)
+    bias = size * torch.randn(10)
 
-    assert linear(torch.ones(5, 8)).flatten().tolist() == pytest.approx([8e6] * 10)
+    output = Int8Linear(weight, bias)(rows)
+
+    assert relative_error(output, int8_linear_reference(rows, quantize_int8(weight), bias)) < 1e-3
+
+
+@needs_numba
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_in_its_row(damage):
+    weight, rows = quantize_int8(torch.randn(6, 33)), torch.randn(3, 33)
+    expected = int8_linear(rows, weight)
+    rows[1, 20] = damage
+
+    output = int8_linear(rows, weight)
+
+    assert output[1].isnan().all()
+    assert torch.equal(output[[0, 2]], expected[[0, 2]])
+
+
+@needs_numba
+@pytest.mark.parametrize("size", [1e-32, 1e-36, 1e-42])
+def test_rows_of_hardly_anything_stay_what_they_are_or_give_zeros(size):
+    weight, rows = quantize_int8(torch.randn(6, 33)), size * torch.randn(2, 33)
+
+    output = int8_linear(rows, weight)
+
+    largest = int8_linear_reference(rows, weight).abs().max()
+    torch.testing.assert_close(
+        output,
+        int8_linear_reference(rows, weight),
+        atol=float(largest) if size < 1e-33 else 1e-35,
+        rtol=0,
+    )
 
 
 def make_layer(num_heads, num_kv_heads, head_size, has_bias):

@@ -91,6 +91,18 @@ def test_add_norm_equals_its_definition(loops, has_new, has_new_norm, has_norm, 
         assert output.isnan().all()
 
 
+def test_a_row_of_zeros_without_an_epsilon_is_no_number_as_in_torch_and_no_error(loops):
+    hidden = torch.stack([torch.zeros(8), torch.ones(8)])
+    norm = rows_norm(torch.ones(8), 0.0)
+
+    _, output = run_add_norm(loops, hidden, None, NO_NORM, 1.0, norm)
+
+    torch.testing.assert_close(
+        output, add_norm_reference(hidden, None, NO_NORM, 1.0, norm), equal_nan=True
+    )
+    assert output[0].isnan().all()
+
+
 @pytest.mark.parametrize("size", [1536, 61, 3])
 def test_silu_mul_equals_its_definition(loops, size):
     gate_up = 20 * torch.randn(5, 2 * size)

@@ -88,6 +88,17 @@ def test_int8_is_chosen_by_name_and_called_approximate():
     assert "approximate" in why
 
 
+@needs_numba
+@pytest.mark.parametrize(("packs", "more"), [(True, "half precision"), (False, "float32")])
+def test_the_plan_says_what_more_rows_are_multiplied_in(monkeypatch, packs, more):
+    monkeypatch.setattr(linear, "packs_fp16", lambda: packs)
+
+    method, why = choose("int8")
+
+    assert f"{more} for more than 4 rows" in why
+    assert method.packed_bytes(torch.zeros(10, 32)) == (3 if packs else 1) * 320 + 40
+
+
 @pytest.mark.parametrize(
     ("dtype", "device", "advice"),
     [
