@@ -39,6 +39,10 @@ logger = logging.getLogger(__name__)
 # Largest difference between the two ways, as a part of the largest number. They round in other
 # places, so with less precision they differ more; a forward that is wrong differs by all of it.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Numbers of a module that the lean forward reads once.
+_LEAN_SETTINGS = frozenset(
+    {"embedding_multiplier", "residual_multiplier", "scaling", "variance_epsilon"}
+)
 
 
 class ModelBody:
@@ -67,6 +71,7 @@ class ModelBody:
         self._is_in_kernels = in_kernels
         self._is_warned = self._is_warned_of_hooks = False
         weight = next(module.parameters())
+        self._dtype = weight.dtype
         self._decode_kernel = decode_kernel_choice(weight.dtype, weight.device)
         if self._decode_kernel.name == "numba":
             prepare_decode_kernel()
@@ -90,7 +95,7 @@ class ModelBody:
                 f"batch_invariant is True, and {type(module).__name__} cannot be run so: "
                 f"{self._not_lean}; leave it out, or load another model"
             )
-        self._watch = _Watch(module)
+        self._watch = _Watch(module, is_lean=self._lean is not None)
 
     @torch.inference_mode()
     def __call__(
@@ -116,8 +121,16 @@ class ModelBody:
         self, token_ids: Tensor, batch: BatchView, kv_cache: KVCache, rows: Tensor | None
     ) -> Tensor:
         """The same with indices that are on the device already; None: all tokens, in order."""
+        if len(token_ids) != batch.num_reqs:
+            self._watch.look_into_weights()
         if self._lean is not None and self._why_module() is None:
             return self._lean(token_ids, batch, kv_cache, rows)
+        dtype = next(self.module.parameters()).dtype
+        if dtype != self._dtype:
+            raise ValueError(
+                f"llm.module was turned into {_name(dtype)} after it was loaded, and its keys and "
+                f"values are {_name(self._dtype)}; load the model with dtype={_name(dtype)!r}"
+            )
         if rows is None:
             rows = torch.arange(len(token_ids), device=token_ids.device)
         return self._run_module(token_ids, batch, kv_cache, rows)
@@ -171,7 +184,7 @@ class ModelBody:
                 self._decode_kernel.why,
             ),
             threads=threads,
-            dtype=PlanLine(str(parameters[0].dtype).removeprefix("torch.")),
+            dtype=PlanLine(_name(parameters[0].dtype)),
             memory=PlanLine(
                 f"{packed.num_bytes / 1e6:.0f} MB packed and {kept}"
                 if packed.num_bytes
@@ -263,9 +276,13 @@ class ModelBody:
 
 
 class _Watch:
-    """Tells whether a module was touched: listened to, or changed. Some 40 us for 30 layers."""
+    """Tells whether a module was touched: listened to, or changed. Some 40 us for 30 layers.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    is_lean    what the lean forward keeps of the module counts too: settings, and buffers, which
+               some of the other modules replace in each forward
+    """
+
+    def __init__(self, module: torch.nn.Module, *, is_lean: bool) -> None:
         modules = list(module.modules())
         self._hooks: list[Any] = [
             hooks
@@ -281,37 +298,89 @@ class _Watch:
         ]
         self._attributes = [vars(each) for each in modules]
         self._num_overridden = self._overridden()
+        self._kinds = list({type(each) for each in modules})
+        self._forwards = self._current_forwards()
         self._places: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._known: list[Any] = []
         for each in modules:
-            for place in (each._modules, each._parameters):
-                for name, value in place.items():
+            settings = vars(each).keys() & _LEAN_SETTINGS if is_lean else ()
+            for place, names in (
+                (each._modules, each._modules),
+                (each._parameters, each._parameters),
+                (each._buffers, each._buffers if is_lean else ()),
+                (vars(each), settings),
+            ):
+                for name in names:
                     self._places.append(place)
                     self._names.append(name)
-                    self._known.append(value)
-        self._parameters = [
-            p for each in modules for p in each._parameters.values() if p is not None
-        ]
+                    self._known.append(place[name])
+        self._parameters = [each for each in self._known if isinstance(each, Tensor)]
         self._versions = self._current_versions()
+        self._addresses = self._current_addresses()
+        self._samples = [_middle(each) for each in self._parameters if _can_be_sampled(each)]
+        self._numbers = self._current_numbers()
+        self._is_rewritten = False
 
     def is_listened_to(self) -> bool:
-        return any(self._hooks) or self._overridden() != self._num_overridden
+        return (
+            any(self._hooks)
+            or self._overridden() != self._num_overridden
+            or not all(map(operator.is_, self._current_forwards(), self._forwards))
+        )
 
     def is_changed(self) -> bool:
         """A weight was written to or replaced, or a part of the module was."""
         current = map(dict.get, self._places, self._names)
         return (
-            not all(map(operator.is_, current, self._known))
+            self._is_rewritten
+            or not all(map(operator.is_, current, self._known))
             or self._current_versions() != self._versions
+        )
+
+    def look_into_weights(self) -> None:
+        """Find what was written through `.data`, which torch does not count; on a CPU.
+
+        What was put in the place of a weight shows by its address, and what was written into one by
+        the number in its middle. It takes as long as all else here, so only prompts wait for it.
+        """
+        self._is_rewritten = (
+            self._is_rewritten
+            or self._current_addresses() != self._addresses
+            or self._current_numbers() != self._numbers
         )
 
     def _overridden(self) -> int:
         """Modules whose forward is another than that of their class."""
         return sum(map(operator.contains, self._attributes, repeat("forward")))
 
+    def _current_forwards(self) -> list[Any]:
+        return list(map(operator.attrgetter("forward"), self._kinds))
+
     def _current_versions(self) -> list[int]:
         return list(map(operator.attrgetter("_version"), self._parameters))
+
+    def _current_addresses(self) -> list[int]:
+        # On a GPU, other engines lay the same weights side by side.
+        return [each.data_ptr() for each in self._parameters if each.device.type == "cpu"]
+
+    def _current_numbers(self) -> list[bytes]:
+        return list(map(np.ndarray.tobytes, self._samples))
+
+
+def _can_be_sampled(parameter: Tensor) -> bool:
+    return parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel() > 0
+
+
+def _middle(parameter: Tensor) -> NDArray[Any]:
+    """The bits of one number, in the parameter's own memory."""
+    middle = parameter.numel() // 2
+    one: NDArray[Any] = parameter.detach().view(-1)[middle : middle + 1].view(torch.uint8).numpy()
+    return one
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _layout_of(

@@ -276,7 +276,36 @@ def edit_by_layer(module):
     module.model.layers[1].mlp = torch.nn.Identity()
 
 
-@pytest.mark.parametrize("edit", [edit_in_place, edit_by_parameter, edit_by_layer])
+def edit_in_place_through_data(module):
+    module.model.layers[1].mlp.down_proj.weight.data.mul_(2.0)
+
+
+def edit_by_data(module):
+    weight = module.model.layers[1].mlp.down_proj.weight
+    weight.data = weight.data * 2
+
+
+def edit_by_setting(module):
+    module.model.layers[1].self_attn.scaling = 2.0
+    module.model.norm.variance_epsilon = 0.5
+
+
+def edit_by_buffer(module):
+    module.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+EDITS = [
+    edit_in_place,
+    edit_by_parameter,
+    edit_by_layer,
+    edit_in_place_through_data,
+    edit_by_data,
+    edit_by_setting,
+    edit_by_buffer,
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
 def test_a_change_of_the_module_takes_effect_and_is_said_once(fresh_llama, edit, caplog):
     body = fresh_llama.body(exact=False)
     before, _ = step(fresh_llama, body)
@@ -294,6 +323,44 @@ def test_a_change_of_the_module_takes_effect_and_is_said_once(fresh_llama, edit,
     plan = body.plan(PlanLine("1"))
     assert "changed" in plan.body.why
     assert plan.linears.what == "F.linear"
+
+
+@torch.inference_mode()
+def test_a_weight_that_was_written_through_data_stays_noticed(fresh_llama):
+    body = fresh_llama.body(exact=False)
+    edit_by_data(fresh_llama.module)
+    step(fresh_llama, body)
+
+    # Only prompts look so closely, and tokens after them are of the same model.
+    after, _ = step(fresh_llama, body, [1, 1, 1, 1])
+
+    wanted, _ = step(fresh_llama, by_module(fresh_llama.body(exact=True)), [1, 1, 1, 1])
+    torch.testing.assert_close(after, wanted.clone())
+
+
+@torch.inference_mode()
+def test_another_forward_of_a_class_is_heard(fresh_llama, monkeypatch):
+    body = fresh_llama.body(exact=False)
+    before, _ = step(fresh_llama, body)
+    norm = type(fresh_llama.module.model.norm)
+    monkeypatch.setattr(norm, "forward", lambda self, rows: 2 * rows)
+
+    during, _ = step(fresh_llama, body)
+    plan = body.plan(PlanLine("1"))
+    monkeypatch.undo()
+    after, _ = step(fresh_llama, body)
+
+    assert plan.body.what == "module of transformers"
+    assert not torch.allclose(during, before, atol=1e-2)
+    assert torch.equal(after, before)
+
+
+def test_a_module_in_another_dtype_says_what_to_do(fresh_llama):
+    body = fresh_llama.body(exact=False)
+    fresh_llama.module.to(torch.bfloat16)
+
+    with pytest.raises(ValueError, match=r"into bfloat16 .*are float32; .*dtype='bfloat16'"):
+        step(fresh_llama, body)
 
 
 def test_a_module_that_is_not_as_transformers_made_it_is_not_lean(fresh_llama):
