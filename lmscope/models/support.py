@@ -84,6 +84,8 @@ def check_supported(module: torch.nn.Module) -> ModelShape:
     if logits.shape[0] != 2:
         raise _refusal(name, "it does not compute logits for chosen tokens only")
     difference = (logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-6)
+    if difference.isnan():
+        raise ValueError(_why_no_numbers(name, module))
     if not difference <= _TOLERANCE:
         raise _refusal(name, "it carries state from token to token outside its attention")
     for each in probe.calls:
@@ -189,6 +191,22 @@ def _window(config: Any, layer: int) -> int | None:
         return None
     window: int | None = config.sliding_window
     return window
+
+
+def _why_no_numbers(name: str, module: torch.nn.Module) -> str:
+    for parameter_name, parameter in module.named_parameters():
+        count = parameter.numel() - int(parameter.isfinite().sum())
+        if count:
+            return (
+                f"the logits of this {name} are not numbers, since {count} of "
+                f"{parameter.numel()} in {parameter_name} are not; fetch its files again"
+            )
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    advice = "use dtype='float32'" if dtype != "float32" else "save it anew"
+    return (
+        f"the logits of this {name} are not numbers, though all of its weights are: what it "
+        f"computes is more than {dtype} holds; {advice}"
+    )
 
 
 def _refusal(name: str, reason: str) -> ValueError:

@@ -276,3 +276,24 @@ def test_refuses_a_layer_that_leaves_attention_out():
 
     with pytest.raises(ValueError, match="of its 2 layers, 1 call attention"):
         check_supported(module)
+
+
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_named(damage):
+    module = make_module("Llama", COMMON)
+    with torch.no_grad():
+        module.model.layers[1].mlp.down_proj.weight[3, 3:5] = damage
+
+    with pytest.raises(ValueError, match=r"since 2 of 2048 in model\.layers\.1\.mlp\.down_proj\.w"):
+        check_supported(module)
+
+
+def test_numbers_that_become_too_large_name_the_dtype():
+    module = make_module("Llama", COMMON)
+    with torch.no_grad():
+        module.lm_head.weight.fill_(6e4)
+        module.model.norm.weight.copy_(torch.arange(32) * 100.0)
+    module.half()
+
+    with pytest.raises(ValueError, match=r"more than float16 holds; use dtype='float32'"):
+        check_supported(module)
