@@ -107,6 +107,9 @@ def attention_tile(
     if not has_many_rows:
         # With two stages, wide keys spill on sm_80.
         return Tile(16, 32, num_warps=4, num_stages=3) if is_wide else Tile(16, 64, 4, 2)
+    if head_size > 128:
+        # 128 rows of these spill, and take more shared memory than sm_86, sm_89 and sm_120 have.
+        return Tile(64, 32, num_warps=8, num_stages=2)
     # 64 wide keys spill on sm_80, and 64 narrow ones on sm_100 with Triton 3.6.
     is_small = capability < (9, 0) if is_wide else capability >= (10, 0)
     num_keys = 32 if is_small else 64

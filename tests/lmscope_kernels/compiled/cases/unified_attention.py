@@ -8,6 +8,8 @@ STRIDES = [
     *("key_block_stride", "key_place_stride", "key_head_stride"),
     *("value_block_stride", "value_place_stride", "value_head_stride"),
 ]
+# The largest heads that are let through, as of Gemma.
+SHAPES = {name: shape[:3] for name, shape in MODELS.items()} | {"D256": (8, 4, 256)}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 # Compiling attention for sm_100 takes as long as for both of these, so it is for the shapes alone.
@@ -15,7 +17,7 @@ OF_THE_RULES = [each for each in CAPABILITIES if each < 100]
 
 
 def attention_case(model, capability, *, dtype=torch.bfloat16, has_many_rows, **options):
-    H, K, D, *_ = MODELS[model]
+    H, K, D = SHAPES[model]
     tile = attention_tile(dtype, D, (capability // 10, capability % 10), has_many_rows)
     settings = {"window": None, "has_softcap": False, "has_lse": True, "fixed_tile": False}
     settings |= options
@@ -60,6 +62,11 @@ CASES = (
             (True, {"dtype": torch.float16}),
             (True, {"dtype": torch.float32}),
         )
+    ]
+    + [
+        attention_case("D256", capability, has_many_rows=True, **settings)
+        for capability in OF_THE_RULES
+        for settings in ({}, {"window": 4096, "has_softcap": True}, {"fixed_tile": True})
     ]
     + [
         # Of a batch-invariant engine, where decoding rows take this one too.
