@@ -113,12 +113,17 @@ class DecodeGraphs(Generic[T]):
 def capture_cuda_graph(call: Callable[[], T], pool: Any) -> tuple[CapturedGraph, T]:
     """A CUDA graph of `call`, and what it returns, in the memory of `pool`."""
     graph = torch.cuda.CUDAGraph()
+    is_inference = torch.is_inference_mode_enabled()
     stream = torch.cuda.current_stream()
     try:
         # Other engines, and the notebook, may use the device meanwhile, on threads of their own.
+        # A capture writes to tensors of torch's random generator, which the first one makes: were
+        # they of an inference mode, no capture outside of one could write to them.
         with (
             _one_capture_at_a_time,
+            torch.inference_mode(False),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+            torch.inference_mode(is_inference),
         ):
             result = call()
     except RuntimeError:

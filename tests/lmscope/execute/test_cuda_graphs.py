@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from lmscope.execute.cuda_graphs import DecodeGraphs, graph_sizes
+from lmscope.execute.cuda_graphs import DecodeGraphs, capture_cuda_graph, graph_sizes
 
 
 class Work:
@@ -84,3 +85,25 @@ def test_where_a_graph_cannot_be_captured_all_steps_run_without(caplog, error):
     assert work.num_captured == 1
     assert len(work.ran) == 3
     assert work.graphs.padded(4, 16) is None
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_what_torch_makes_for_a_capture_is_of_no_inference_mode(monkeypatch, is_inference):
+    """Its random generator keeps it, and captures of others, outside of one, write to it."""
+    modes = []
+
+    @contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        modes.append(torch.is_inference_mode_enabled())
+        yield
+        modes.append(torch.is_inference_mode_enabled())
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with torch.inference_mode(is_inference):
+        _, in_call = capture_cuda_graph(torch.is_inference_mode_enabled, pool=None)
+        assert torch.is_inference_mode_enabled() is is_inference
+
+    assert in_call is is_inference
+    assert modes == [False, False]
