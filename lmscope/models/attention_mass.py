@@ -12,14 +12,19 @@ The attention itself runs as it always does; this reads the same queries and key
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 __all__ = ["AttentionMass", "ByHead", "by_head_of", "shares_of"]
+
+# Keys are read in float32, of so many requests at a time as take no more than this, or of one.
+_MOST_KEY_BYTES = 256 << 20
 
 
 class ByHead(NamedTuple):
@@ -78,22 +83,56 @@ class AttentionMass:
         key_cache    [B, S, K, D]
         """
         newest = query.index_select(0, self._newest_rows).float()
-        R, H, D = newest.shape
-        K = key_cache.shape[2]
-        keys = key_cache[self._block_ids].flatten(1, 2).float()  # [R, L, K, D]
-        scores = torch.einsum("rkgd,rlkd->rkgl", newest.view(R, K, H // K, D), keys) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        is_hidden = self._positions >= self._lengths[:, None]
-        if window is not None:
-            is_hidden |= self._positions < self._lengths[:, None] - window
-        weights = scores.masked_fill_(is_hidden[:, None, None], -torch.inf).softmax(dim=-1)
-        mass = weights.view(R, H, -1, self._block_size).sum(dim=-1)
+        parts = [
+            self._mass_of(newest[rows], rows, num_blocks, key_cache, scale, window, softcap)
+            for rows, num_blocks in self._parts(key_cache.shape[2] * key_cache.shape[3])
+        ]
+        mass = parts[0]
+        if len(parts) > 1:
+            most = self._block_ids.shape[1]
+            mass = torch.cat([F.pad(part, (0, most - part.shape[2])) for part in parts])
         mean = mass.mean(dim=1)
         self._sum = mean if self._sum is None else self._sum.add_(mean)
         self._num_layers += 1
         if self.keeps_heads:
             self._layers.append(mass)
+
+    def _parts(self, numbers_per_token: int) -> Iterator[tuple[slice, int]]:
+        """Requests that are looked at together, and the blocks of the longest of them."""
+        counts = self._num_blocks.tolist()
+        block_bytes = self._block_size * numbers_per_token * 4
+        first, longest = 0, 0
+        for row, count in enumerate(counts):
+            num_bytes = (row + 1 - first) * max(longest, count) * block_bytes
+            if row > first and num_bytes > _MOST_KEY_BYTES:
+                yield slice(first, row), longest
+                first, longest = row, 0
+            longest = max(longest, count)
+        yield slice(first, len(counts)), longest
+
+    def _mass_of(
+        self,
+        newest: Tensor,
+        rows: slice,
+        num_blocks: int,
+        key_cache: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """[R, H, num_blocks] of one layer, for the R requests of `rows`, with their queries."""
+        R, H, D = newest.shape
+        K = key_cache.shape[2]
+        keys = key_cache[self._block_ids[rows, :num_blocks]].flatten(1, 2).float()  # [R, L, K, D]
+        scores = torch.einsum("rkgd,rlkd->rkgl", newest.view(R, K, H // K, D), keys) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        positions, lengths = self._positions[: keys.shape[1]], self._lengths[rows, None]
+        is_hidden = positions >= lengths
+        if window is not None:
+            is_hidden |= positions < lengths - window
+        weights = scores.masked_fill_(is_hidden[:, None, None], -torch.inf).softmax(dim=-1)
+        return weights.view(R, H, num_blocks, self._block_size).sum(dim=-1)
 
     def mean(self) -> Tensor:
         """Over layers and heads, on the device: [R, blocks of the longest]."""

@@ -9,7 +9,8 @@ import torch
 from lmscope import LLM, SamplingParams
 from lmscope.boundary import ModelRunnerOutput
 from lmscope.execute import model_runner
-from lmscope.models.attention_mass import shares_of
+from lmscope.models import attention_mass
+from lmscope.models.attention_mass import AttentionMass, shares_of
 
 PROMPT_A = [5, 9, 33, 71, 2, 15, 8, 90, 64, 21, 7, 40, 3, 88, 17, 56, 29, 4, 11]
 PROMPT_B = [*PROMPT_A[:17], 60, 61, 62, 63]
@@ -165,3 +166,42 @@ def test_a_script_has_no_attention():
         pytest.raises(ValueError, match="no attention"),
     ):
         llm.measure_attention()
+
+
+def test_a_long_request_does_not_make_the_keys_of_all_others_as_long(monkeypatch):
+    """Else 256 requests beside one of 32,768 tokens would take 34 GB of a GPU."""
+    monkeypatch.setattr(attention_mass, "_MOST_KEY_BYTES", 40 * 2 * 8 * 4)  # of 40 tokens
+    seq_lens = np.array([3, 9, 1, 100, 4, 4, 30, 2], dtype=np.int32)
+    num_blocks = -(-seq_lens // 4)
+    table = np.zeros((8, 25), dtype=np.int32)
+    block_ids = iter(range(1, 100))
+    for row, count in enumerate(num_blocks):
+        table[row, :count] = [next(block_ids) for _ in range(count)]
+    torch.manual_seed(3)
+    key_cache, query = torch.randn(100, 4, 2, 8), torch.randn(8, 4, 8)
+    gathered = []
+
+    def shares(seq_lens: np.ndarray, rows: slice, window: int | None) -> list[tuple[float, ...]]:
+        mass = AttentionMass(
+            query_start_loc=np.arange(len(seq_lens) + 1, dtype=np.int32),
+            seq_lens=seq_lens,
+            block_table=table[rows],
+            block_size=4,
+            device=torch.device("cpu"),
+            keeps_heads=True,
+        )
+        mass_of = mass._mass_of
+        monkeypatch.setattr(
+            mass, "_mass_of", lambda *a: gathered.append(len(a[0]) * a[2] * 4) or mass_of(*a)
+        )
+        mass.add(query[rows], key_cache, 0.3, window, None)
+        assert [each.shape[2] for each in mass.by_head()] == (-(-seq_lens // 4)).tolist()
+        return mass.shares()
+
+    for window in (None, 7):
+        gathered.clear()
+        together = shares(seq_lens, slice(None), window)
+        assert gathered == [36, 100, 8, 32, 4]
+        for row in range(8):
+            (alone,) = shares(seq_lens[row : row + 1], slice(row, row + 1), window)
+            assert together[row] == pytest.approx(alone, abs=2e-6)
