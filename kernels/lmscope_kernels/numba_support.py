@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -47,12 +48,22 @@ def _sources_stamp(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-@lru_cache(maxsize=1)
+# Where parallel loops ran first.
+_process_of_pool: int | None = None
+
+
 def has_safe_threads() -> bool:
     """Whether numba has threads that two engines in one process may use at once.
 
     Its own simple pool ends the process when they do; the loops then run on the calling thread.
+    So they do in a process that was forked from one in which the others ran: OpenMP's threads are
+    not in it, and numba ends a process that calls for them.
     """
+    return _has_safe_pool() and _process_of_pool in (None, os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _has_safe_pool() -> bool:
     for pool in ("omppool", "tbbpool"):
         try:
             importlib.import_module(f"numba.np.ufunc.{pool}")
@@ -68,8 +79,10 @@ def use_torch_threads() -> bool:
     False: they must not be called, and the serial ones take their place. With one thread too,
     parallel loops are called where they can be: serial ones are compiled to other bits.
     """
+    global _process_of_pool
     if not has_safe_threads():
         return False
+    _process_of_pool = os.getpid()
     numba = importlib.import_module("numba")
     num_threads = torch.get_num_threads()
     numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))

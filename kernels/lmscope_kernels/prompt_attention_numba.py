@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, exp
+from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_alone, exp
 from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vectors_numba import LANES, ROWS, product
 
@@ -193,11 +193,37 @@ def _attend(
                     )
             done, block, place = done + num_here, block + 1, 0
     for row in range(num_rows):
+        zero = _ZERO
         for g in range(G):
             share = _ONE / total[row * G + g]
             own = output[first_row + row, (kv_head * G + g) * D :]
             for d in range(D):
                 own[d] = result[row * G + g, d] * share
+                zero += own[d] * _ZERO
+        if zero != _ZERO:
+            # Something is no number. If it is the value of a hidden key, of which a weight of
+            # nearly nothing is none either, the row must not see it: it may be in a block that
+            # another request shares.
+            seq_len = first_position + row + 1
+            own_first = max(seq_len - window, 0) if window > 0 else 0
+            attend_alone(
+                query[first_row + row],
+                G,
+                key_cache,
+                value_cache,
+                block_ids,
+                own_first,
+                seq_len,
+                kv_head,
+                1,
+                scale,
+                softcap,
+                output[first_row + row],
+                block_ids,
+                own_first,
+                seq_len,
+                kv_head,
+            )
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)

@@ -8,6 +8,7 @@ keeps them, and a plan for a window never reads them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -360,7 +361,31 @@ class AttentionPlan:
                 keys, values = key[rows], value[rows]
             else:
                 keys, values = segment.keys.of(key_cache, value_cache)
-            output[rows] = attend_many_rows(query[rows], keys, values, segment.bias, scale, softcap)
+            own = attend_many_rows(query[rows], keys, values, segment.bias, scale, softcap)
+            if own.device.type == "cpu" and not math.isfinite(float(own.sum())):
+                own = self._attend_apart(query[rows], keys, values, segment.bias, scale, softcap)
+            output[rows] = own
+
+    def _attend_apart(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """The same where something is no number: rows that such a key is hidden from do not see it.
+
+        A weight of zero times what is no number is none, and earlier rows may be in blocks that
+        another request shares. Rows that see such a key are NaN.
+        """
+        is_bad = ~(keys.isfinite() & values.isfinite()).flatten(1).all(dim=1)
+        keys, values = (each.masked_fill(is_bad[:, None, None], 0) for each in (keys, values))
+        output = attend_many_rows(query, keys, values, bias, scale, softcap)
+        is_seen = torch.from_numpy(_bias(len(query), len(keys), self.prefilling.window) == 0)
+        output[(is_seen & is_bad).any(dim=1)] = torch.nan
+        return output
 
 
 def _is_compiled(query: Tensor, key_cache: Tensor) -> bool:

@@ -76,7 +76,9 @@ class Int8Step:
     def takes(self, batch: BatchView, num_rows: int) -> bool:
         """Whether this step is one for it. num_rows: rows of the batch, padding included."""
         return (
-            0 < num_rows <= MAX_ROWS
+            # Not in a process that was forked since.
+            why_no_int8_step() is None
+            and 0 < num_rows <= MAX_ROWS
             and num_rows == batch.num_tokens
             and batch.mass is None
             # Who has how many rows is the same for every window.

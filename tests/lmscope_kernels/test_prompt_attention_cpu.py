@@ -163,6 +163,25 @@ def test_what_is_no_number_is_seen_by_all_who_read_it_and_by_no_one_else(damage,
         assert torch.isfinite(step.of(output, request)).all()
 
 
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+@pytest.mark.parametrize("is_key", [True, False])
+@pytest.mark.parametrize("window", [None, 20])
+def test_what_is_no_number_is_not_seen_by_rows_before_it(damage, is_key, window):
+    step = Step(6, 2, 16, 16, requests=[(70, 70)])
+    expected = step.of(step.attend(window=window), 0)
+    cache = step.key_cache if is_key else step.value_cache
+    cache[int(step.table[0, 2]), 3] = damage * torch.ones(16)
+
+    output = step.of(step.attend(window=window), 0)
+
+    position = 2 * 16 + 3
+    torch.testing.assert_close(output[:position], expected[:position], atol=2e-6, rtol=0)
+    seen = output[position : position + (window or 70)]
+    assert (~torch.isfinite(seen)).any(-1).all()
+    if window is not None:
+        assert torch.isfinite(output[position + window :]).all()
+
+
 def test_large_scores_do_not_overflow():
     step = Step(4, 2, 16, 4)
     step.query *= 1000

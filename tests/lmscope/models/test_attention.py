@@ -239,3 +239,49 @@ def test_where_the_system_does_not_say_what_is_free_it_is_tried(monkeypatch):
 def test_no_number_of_blocks_is_too_large_for_an_error_that_names_how_many_fit(num_blocks):
     with pytest.raises(ValueError, match=f"of {num_blocks} blocks .*there is room for"):
         KVCache.allocate(2, num_blocks, 16, 3, 64, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["numba", "torch"])
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("num_rows", "window"), [(20, None), (200, None), (200, 30), (7, 9)])
+def test_rows_do_not_see_what_is_no_number_behind_them(
+    monkeypatch, is_compiled, damage, num_rows, window
+):
+    if not is_compiled:
+        monkeypatch.setattr("lmscope.models.attention_plan._is_compiled", lambda *_: False)
+    seq_len, bad = 220, 212
+    table = np.arange(1, 56, dtype=np.int32)[None]
+    positions = np.arange(seq_len - num_rows, seq_len)
+    batch = BatchView.build(
+        positions=positions,
+        slot_mapping=positions + 4,
+        query_start_loc=np.array([0, num_rows], dtype=np.int32),
+        seq_lens=np.array([seq_len], dtype=np.int32),
+        block_table=table,
+        block_size=4,
+        device=CPU,
+        windows=(window,),
+    )
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(num_rows, n, 16, generator=generator) for n in (6, 2, 2))
+    cache = KVCache.allocate(1, 56, 4, 2, 16, torch.float32, CPU)
+    for each in (*cache.key, *cache.value):
+        each.normal_(generator=generator)
+
+    def attend():
+        return batch.attend(query, key, value, cache.key[0], cache.value[0], 0.3, window)
+
+    expected = attend()
+    row = bad - (seq_len - num_rows)
+    if row >= 0:
+        value[row, 1, 3] = damage
+    else:
+        cache.value[0].flatten(0, 1)[4 + bad, 1, 3] = damage
+    output = attend()
+
+    before = max(row, 0)
+    torch.testing.assert_close(output[:before], expected[:before], atol=2e-6, rtol=0)
+    seen = output[before : bad + (window or seq_len) - (seq_len - num_rows)]
+    assert (~seen.isfinite()).flatten(1).any(-1).all()
+    beyond = output[before + len(seen) :]
+    torch.testing.assert_close(beyond, expected[before + len(seen) :], atol=2e-6, rtol=0)
