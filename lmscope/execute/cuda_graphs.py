@@ -12,6 +12,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -122,7 +123,12 @@ def capture_cuda_graph(call: Callable[[], T], pool: Any) -> tuple[CapturedGraph,
         with (
             _one_capture_at_a_time,
             torch.inference_mode(False),
-            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+            torch.cuda.graph(
+                graph,
+                pool=pool,
+                stream=_capture_stream(torch.cuda.current_device()),
+                capture_error_mode="thread_local",
+            ),
             torch.inference_mode(is_inference),
         ):
             result = call()
@@ -131,3 +137,9 @@ def capture_cuda_graph(call: Callable[[], T], pool: Any) -> tuple[CapturedGraph,
         torch.cuda.set_stream(stream)
         raise
     return graph, result
+
+
+@cache
+def _capture_stream(device_index: int) -> torch.cuda.Stream:
+    """One for all captures on a device; torch's own is on that of the first of them."""
+    return torch.cuda.Stream(device_index)  # type: ignore[no-untyped-call]  # torch has no types

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from lmscope.execute.input_batch import PreparedInputs
 
-__all__ = ["Column", "DeviceBatch", "DeviceInputs", "Turns", "new_event", "pinned"]
+__all__ = [
+    "Column",
+    "DeviceBatch",
+    "DeviceInputs",
+    "Turns",
+    "make_current",
+    "new_event",
+    "pinned",
+]
 
 _NUM_TURNS = 2
 
@@ -30,6 +38,12 @@ def pinned(shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.devic
 def new_event(is_timed: bool = False) -> torch.cuda.Event:
     """A mark in the work of a device; between two that are timed, the device says how long."""
     return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]  # no types
+
+
+def make_current(device: torch.device) -> None:
+    """Have what this thread launches and records go to `device`: each thread has its own."""
+    if device.type == "cuda" and torch.cuda.current_device() != device.index:
+        torch.cuda.set_device(device)
 
 
 class Turns:

@@ -25,7 +25,7 @@ from torch import Tensor
 from lmscope.boundary import ModelRunnerOutput, SchedulerOutput
 from lmscope.config import EngineConfig
 from lmscope.execute.cuda_graphs import DecodeGraphs, capture_cuda_graph
-from lmscope.execute.device_inputs import DeviceBatch, DeviceInputs
+from lmscope.execute.device_inputs import DeviceBatch, DeviceInputs, make_current
 from lmscope.execute.device_sampler import DeviceSampler
 from lmscope.execute.input_batch import CachedRequestState, PreparedInputs
 from lmscope.execute.invariant_sampler import InvariantSampler
@@ -135,6 +135,7 @@ class DeviceRunner(ModelRunner):
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        make_current(self.loaded.device)
         # First: the scheduler may know tokens that have landed here since.
         self._resolve(must_wait=False)
         return super().execute_model(scheduler_output)

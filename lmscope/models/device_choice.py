@@ -28,13 +28,13 @@ def choose_device(device: str | torch.device) -> torch.device:
     """The device of a model.
 
     device    "auto": CUDA where torch finds any, else the CPU, with a warning where there is a
-              GPU that torch cannot use
+              GPU that torch cannot use. Of several GPUs the calling thread's current one
 
     ValueError for a CUDA device that torch does not find, with the reason.
     """
     if device == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return _current_gpu()
         if _DRIVER.exists() and not are_gpus_hidden():
             logger.warning("the model runs on the CPU, although there is a GPU: %s", _why_no_cuda())
         return torch.device("cpu")
@@ -47,7 +47,7 @@ def choose_device(device: str | torch.device) -> torch.device:
             f"device is {device!r} and torch finds no CUDA device: {_why_no_cuda()}, "
             "or use device='cpu'"
         )
-    return chosen
+    return _current_gpu() if chosen.type == "cuda" and chosen.index is None else chosen
 
 
 def choose_dtype(dtype: str | torch.dtype, stored: Any, device: torch.device) -> torch.dtype:
@@ -83,6 +83,11 @@ def choose_dtype(dtype: str | torch.dtype, stored: Any, device: torch.device) ->
         return torch.float16
     chosen: torch.dtype = stored
     return chosen
+
+
+def _current_gpu() -> torch.device:
+    # With its number: which one is current is each thread's own, and an engine has threads.
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _has_bfloat16(device: torch.device) -> bool:

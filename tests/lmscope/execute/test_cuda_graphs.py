@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmscope.execute import cuda_graphs
 from lmscope.execute.cuda_graphs import DecodeGraphs, capture_cuda_graph, graph_sizes
 
 
@@ -100,6 +101,8 @@ def test_what_torch_makes_for_a_capture_is_of_no_inference_mode(monkeypatch, is_
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "current_stream", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda_graphs, "_capture_stream", lambda index: None)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     with torch.inference_mode(is_inference):
         _, in_call = capture_cuda_graph(torch.is_inference_mode_enabled, pool=None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmscope import SamplingParams
-from lmscope.execute.device_inputs import DeviceInputs, Turns
+from lmscope.execute.device_inputs import DeviceInputs, Turns, make_current
 from lmscope.execute.device_sampler import DeviceSampler
 from lmscope.execute.input_batch import CachedRequestState, InputBatch
 from lmscope.execute.sampling_row import SamplingRow
@@ -125,3 +125,19 @@ def test_tokens_go_to_the_rows_that_have_room():
     assert batch.num_tokens.tolist() == [2, 4, 1]
     # The last token that max_model_len allows is never an input.
     assert batch.token_ids.tolist() == [[7, -1, 0], [7, 8, 9], [5, 0, 0]]
+
+
+def test_a_thread_goes_to_the_device_of_its_engine_and_stays_there(monkeypatch):
+    current, went = [0], []
+
+    def go(device: torch.device) -> None:
+        went.append(device)
+        current[0] = device.index
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_device", go)
+    for _ in range(2):
+        make_current(torch.device("cuda", 1))
+    make_current(CPU)
+
+    assert went == [torch.device("cuda", 1)]

@@ -12,7 +12,7 @@ import torch
 from lmscope.models import device_choice
 from lmscope.models.device_choice import choose_device, choose_dtype
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -26,6 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
         has_cuda: bool = False,
         built_for: str | None = None,
         has_bfloat16: bool = True,
+        current: int = 0,
         visible: str | None = None,
     ) -> None:
         place = tmp_path / "version"
@@ -34,6 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
             place.touch()
         monkeypatch.setattr(device_choice, "_DRIVER", place)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
         monkeypatch.setattr(torch.version, "cuda", built_for)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
         monkeypatch.setattr(
@@ -56,6 +58,14 @@ def test_auto_is_the_gpu_where_torch_finds_one_and_else_the_cpu(machine, caplog)
     assert choose_device("auto") == CPU
 
     assert caplog.records == [], "as the user has it, and knows it"
+
+
+def test_of_several_gpus_it_is_the_one_that_is_current_unless_another_is_named(machine):
+    """Threads of the engine begin with the first one as theirs, so it must have its number."""
+    machine(has_driver=True, has_cuda=True, built_for="13.0", current=2)
+    assert choose_device("auto") == torch.device("cuda", 2)
+    assert choose_device("cuda") == torch.device("cuda", 2)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(
