@@ -73,9 +73,15 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model and its KV cache; twice is fine."""
-        is_on_gpu = self._loaded is not None and self._loaded.device.type == "cuda"
-        self._runner = None
-        self._loaded = None
+        device = None if self._loaded is None else self._loaded.device
+        is_on_gpu = device is not None and device.type == "cuda"
+        try:
+            if is_on_gpu:
+                # What it was given may still run, graphs among it, which must not go meanwhile.
+                torch.cuda.synchronize(device)
+        finally:
+            self._runner = None
+            self._loaded = None
         if is_on_gpu:
             # A runner and what it captured may refer to each other.
             gc.collect()
