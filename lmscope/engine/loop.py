@@ -11,6 +11,7 @@ scheduled.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,6 +68,7 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closing = False
+        self._process = os.getpid()
         self._core: EngineCore | None = make_core()
         # A daemon, so that an engine nobody closed does not keep the interpreter alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -100,6 +102,11 @@ class EngineLoop:
         needs_idle_device   not while a batch is in flight: what is, is taken in first
         """
         assert not (is_urgent and needs_idle_device), "at a closed gate nothing is taken in"
+        if os.getpid() != self._process:  # its thread is there, and nobody would ever answer here
+            raise EngineClosedError(
+                f"the engine runs in process {self._process}, of which this one, {os.getpid()}, is "
+                "a fork; load another with LLM(...) here, or ask that process"
+            )
         reply: Reply[T] = Reply()
         with self._lock:
             self._require_open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -378,3 +379,31 @@ def test_stream_interval_spaces_what_readers_get_and_not_what_is_tapped(kind, te
 def test_stream_interval_is_a_number_from_1(value, error):
     with pytest.raises(error, match=f"stream_interval is {value!r}"):
         make_llm(stream_interval=value)
+
+
+_ASK_IN_A_FORK = """
+import os, sys
+from lmscope import LLM
+from lmscope.errors import EngineClosedError
+
+with LLM("s", execute="scripted", script=lambda request_id, position: 65) as llm:
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate("a", use_tqdm=False)
+        except EngineClosedError as error:
+            os._exit(3 if "fork" in str(error) and "LLM(...)" in str(error) else 4)
+        os._exit(5)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert llm.generate("a", use_tqdm=False)
+sys.exit(status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_fork_is_told_that_the_engine_is_elsewhere():
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_IN_A_FORK], timeout=120, capture_output=True, check=False
+    )
+
+    assert done.returncode == 3, done.stderr.decode()
