@@ -5,8 +5,9 @@
 The demo model is loaded and not run: a function that returns logits, other ones for a request in
 every step, is in its place. CPU time of the engine thread per step, with 1, 16, 64 and 256 requests
 in the batch, in rounds that rotate, for greedy requests, for random ones, and for greedy ones that
-ask for log probabilities. The parts are measured in runs of their own, since looking at the clock
-costs some of what is measured. One torch thread. The exit status is 1 when a goal is missed.
+ask for log probabilities or have penalties. The parts are measured in runs of their own, since
+looking at the clock costs some of what is measured. One torch thread. The exit status is 1 when a
+goal is missed.
 """
 
 from __future__ import annotations
@@ -87,6 +88,14 @@ def measure(model: str, counts: Sequence[int], rounds: int) -> dict[str, Costs]:
         "greedy": SamplingParams(temperature=0, max_tokens=most, ignore_eos=True),
         "random": SamplingParams(temperature=0.8, top_p=0.9, max_tokens=most, ignore_eos=True),
         "logprobs": SamplingParams(temperature=0, logprobs=5, max_tokens=most, ignore_eos=True),
+        "penalties": SamplingParams(
+            temperature=0,
+            repetition_penalty=1.1,
+            frequency_penalty=0.2,
+            presence_penalty=0.1,
+            max_tokens=most,
+            ignore_eos=True,
+        ),
     }
     results: dict[str, Costs] = {}
     # So that nobody is preempted.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
 from lmscope.execute.device_sampler import DeviceSampler
+from lmscope.execute.logits_adjustment import adjusted_logits
 from lmscope.execute.sampler import Sampler, SamplerOutput, errors_of
 from lmscope.execute.sampling_row import SamplingRow
 from lmscope.execute.token_logprobs import gather_logprobs
@@ -38,13 +39,10 @@ class InvariantSampler(Sampler):
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         assert logits.shape == (len(rows), self.vocab_size)
         batch = self._batch_of(rows, logits.device)
-        adjusted = batch.adjust(logits)
-        token_ids, best = self._draws.sample(adjusted, rows)
-        logprobs = self._logprobs(batch, logits, adjusted, token_ids)
+        changes = batch.changes()
+        token_ids, best = self._draws.sample(adjusted_logits(logits, changes), rows)
+        logprobs = self._logprobs(batch, logits, changes, token_ids)
         return SamplerOutput(token_ids.tolist(), logprobs, errors_of(best))
 
-    def _log_softmax(self, logits: Tensor) -> Tensor:
-        return log_softmax(logits)
-
-    def _gather(self, values: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
-        return gather_logprobs(values, token_ids, k, are_ties_by_id=True)
+    def _log_probabilities(self, logits: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
+        return gather_logprobs(log_softmax(logits), token_ids, k, are_ties_by_id=True)

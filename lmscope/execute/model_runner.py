@@ -7,6 +7,7 @@ module runs once.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -314,6 +315,8 @@ class ModelRunner:
             if tuple(output_token_ids) == outputs:
                 return False
             output_token_ids[:] = outputs
+            # Whoever counted the tokens of the row counts again.
+            request.sampling = dataclasses.replace(request.sampling)
             return True
         if num_output_tokens < len(output_token_ids):
             del output_token_ids[num_output_tokens:]

@@ -6,18 +6,42 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from lmscope_kernels.sampling_cpu import RowColumns
 from torch import Tensor
 
 from lmscope.execute.logits_filters import filter_min_p, filter_top_k, filter_top_p
 from lmscope.execute.random_draws import draw_tokens
 from lmscope.execute.sampling_row import SamplingRow
+from lmscope.sampling_params import SamplingParams
 
-__all__ = ["RandomRows", "in_parts", "random_rows", "rows_of"]
+__all__ = ["RandomRows", "in_parts", "random_rows", "row_columns", "rows_of"]
 
 # So many on a CPU, where what is made of them then stays in its cache, in memory that is there
 # already: 64 rows of 49,152 in one go take twice as long.
 _MOST_ROWS_ON_CPU = 32
+_FLOAT32 = np.finfo(np.float32)
+_MASK_64 = (1 << 64) - 1
+
+
+class _Wanted(NamedTuple):
+    """What a random row asks for; None: no such filter."""
+
+    temperature: float
+    log_min_p: float | None
+    top_k: int | None
+    top_p: float | None
+
+    @classmethod
+    def of(cls, params: SamplingParams, vocab_size: int) -> _Wanted:
+        return cls(
+            # Beyond float32 it would be infinite, and a barred token's -inf / inf is NaN.
+            min(params.temperature, float(_FLOAT32.max)),
+            math.log(params.min_p) if params.min_p else None,
+            params.top_k if 0 < params.top_k < vocab_size else None,
+            params.top_p if np.float32(params.top_p) < 1 else None,
+        )
 
 
 class _Filter(NamedTuple):
@@ -44,10 +68,8 @@ class RandomRows:
     ) -> None:
         self.indices = list(indices)
         self._rows = list(rows)
-        params = [row.params for row in rows]
-        # Beyond float32 it would be infinite, and a barred token's -inf / inf is NaN.
-        largest = torch.finfo(torch.float32).max
-        temperatures = [min(each.temperature, largest) for each in params]
+        wanted = [_Wanted.of(row.params, vocab_size) for row in rows]
+        temperatures = [each.temperature for each in wanted]
         self._temperature = (
             torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
             if any(temperature != 1.0 for temperature in temperatures)
@@ -55,26 +77,14 @@ class RandomRows:
         )
         self._filters: list[_Filter] = []
         for function, dtype, values in (
-            (
-                filter_min_p,
-                torch.float32,
-                [math.log(each.min_p) if each.min_p else None for each in params],
-            ),
-            (
-                filter_top_k,
-                torch.int64,
-                [each.top_k if 0 < each.top_k < vocab_size else None for each in params],
-            ),
-            (
-                filter_top_p,
-                torch.float32,
-                [each.top_p if each.top_p < 1.0 else None for each in params],
-            ),
+            (filter_min_p, torch.float32, [each.log_min_p for each in wanted]),
+            (filter_top_k, torch.int64, [each.top_k for each in wanted]),
+            (filter_top_p, torch.float32, [each.top_p for each in wanted]),
         ):
             chosen = [i for i, value in enumerate(values) if value is not None]
             if chosen:
                 column = torch.tensor([values[i] for i in chosen], dtype=dtype, device=device)
-                places = None if len(chosen) == len(params) else chosen
+                places = None if len(chosen) == len(rows) else chosen
                 self._filters.append(_Filter(function, places, column))
 
     def process(self, adjusted: Tensor) -> Tensor:
@@ -114,6 +124,26 @@ def random_rows(
         RandomRows(part, [rows[i] for i in part], vocab_size, device)
         for part in in_parts(indices, device)
     ]
+
+
+def row_columns(rows: Sequence[SamplingRow], vocab_size: int) -> RowColumns:
+    """The rows of a batch, greedy ones too, as the compiled loops read them."""
+    temperature, log_min_p, top_k, top_p = [], [], [], []
+    for row in rows:
+        wanted = _Wanted.of(row.params, vocab_size)
+        # One that float32 has no number for makes infinities in both ways.
+        least = 0.0 if row.params.is_greedy else float(_FLOAT32.smallest_subnormal)
+        temperature.append(max(wanted.temperature, least))
+        log_min_p.append(-math.inf if wanted.log_min_p is None else wanted.log_min_p)
+        top_k.append(wanted.top_k or 0)
+        top_p.append(1.0 if wanted.top_p is None else wanted.top_p)
+    return RowColumns(
+        np.array(temperature, np.float32),
+        np.array(log_min_p, np.float32),
+        np.array(top_k, np.int64),
+        np.array(top_p, np.float32),
+        np.array([row.seed & _MASK_64 for row in rows], np.uint64),
+    )
 
 
 def in_parts(indices: list[int], device: torch.device) -> list[list[int]]:

@@ -6,27 +6,33 @@
     processed   after temperature, min_p, top-k and top-p. The others draw from these.
 
 Steps that no request in the batch needs are left out; a batch of plain greedy requests is
-one pass over the logits. A row gives the same token alone and in any batch, bit for bit.
+one pass over the logits. A row gives the same token alone and in any batch, bit for bit. On a
+CPU with the extra `cpu` compiled loops choose tokens; where rounding could make theirs another
+one, the row is left to what chooses without them.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from lmscope_kernels.sampling_cpu import Changes, RowColumns, SamplingLoops, sampling_loops
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
 from lmscope.checks import nearest
 from lmscope.execute.largest import largest
-from lmscope.execute.logits_adjustment import LogitsAdjustment
-from lmscope.execute.random_rows import in_parts, random_rows, rows_of
+from lmscope.execute.logits_adjustment import LogitsAdjustment, adjusted_logits, changes_of
+from lmscope.execute.random_rows import RandomRows, in_parts, random_rows, row_columns, rows_of
 from lmscope.execute.sampling_row import SamplingRow
-from lmscope.execute.token_logprobs import gather_logprobs
+from lmscope.execute.token_logprobs import gather_logprobs, log_probabilities
 
 __all__ = [
     "LogprobsMode",
@@ -70,6 +76,9 @@ class Sampler:
         self.vocab_size = vocab_size
         self.logprobs_mode = logprobs_mode
         self._batch: _Batch | None = None
+        self._adjustments: WeakKeyDictionary[SamplingRow, LogitsAdjustment] = WeakKeyDictionary()
+        self._loops: SamplingLoops | None = None
+        self._has_looked_for_loops = False
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
@@ -79,13 +88,15 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self.vocab_size)
         batch = self._batch_of(rows, logits.device)
-        if batch.is_plain():
-            return _output(*largest(logits), logprobs=[None] * len(rows))
-
-        adjusted = batch.adjust(logits)
-        best, token_ids = batch.choose(adjusted)
-        logprobs = self._logprobs(batch, logits, adjusted, token_ids)
-        return _output(best, token_ids, logprobs)
+        changes = batch.changes()
+        if changes is None and not batch.has_random:
+            best, token_ids = largest(logits)
+        elif (loops := self._loops_on(logits.device)) is not None:
+            best, token_ids = batch.choose_by(loops, logits, changes)
+        else:
+            best, token_ids = batch.choose(adjusted_logits(logits, changes))
+        logprobs = self._logprobs(batch, logits, changes, token_ids)
+        return SamplerOutput(token_ids.tolist(), logprobs, errors_of(best))
 
     @torch.inference_mode()
     def process(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
@@ -95,7 +106,7 @@ class Sampler:
         """
         assert logits.shape == (len(rows), self.vocab_size)
         batch = self._batch_of(rows, logits.device)
-        return batch.process(batch.adjust(logits))
+        return batch.process(adjusted_logits(logits, batch.changes()))
 
     @torch.inference_mode()
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], k: int) -> LogprobsLists:
@@ -106,14 +117,19 @@ class Sampler:
         k        as in `gather_logprobs`
         """
         token_ids = torch.tensor(targets, dtype=torch.int64, device=logits.device)
-        return self._gather(self._log_softmax(logits), token_ids, k)
+        return self._log_probabilities(logits, token_ids, k)
 
-    def _log_softmax(self, logits: Tensor) -> Tensor:
-        """Of each row, in float32."""
-        return logits.log_softmax(dim=-1, dtype=torch.float32)
+    def _log_probabilities(self, logits: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
+        return log_probabilities(logits, token_ids, k, self._loops_on(logits.device))
 
-    def _gather(self, values: Tensor, token_ids: Tensor, k: int) -> LogprobsLists:
-        return gather_logprobs(values, token_ids, k)
+    def _loops_on(self, device: torch.device) -> SamplingLoops | None:
+        """The compiled loops, where they are for this device; made when first asked for."""
+        if device.type != "cpu":
+            return None
+        if not self._has_looked_for_loops:
+            self._loops = sampling_loops(self.vocab_size)
+            self._has_looked_for_loops = True
+        return self._loops
 
     def _batch_of(self, rows: Sequence[SamplingRow], device: torch.device) -> _Batch:
         """What is known of these rows, from the step before while they are the same."""
@@ -124,80 +140,99 @@ class Sampler:
             or len(batch.rows) != len(rows)
             or not all(map(operator.is_, batch.rows, rows))
         ):
-            batch = self._batch = _Batch(rows, self.vocab_size, device)
+            batch = self._batch = _Batch(rows, self.vocab_size, device, self._adjustment_of)
         return batch
 
+    def _adjustment_of(self, row: SamplingRow) -> LogitsAdjustment:
+        """What was counted of a row, for as long as there is one."""
+        adjustment = self._adjustments.get(row)
+        if adjustment is None:
+            adjustment = self._adjustments[row] = LogitsAdjustment(row, self.vocab_size)
+        return adjustment
+
     def _logprobs(
-        self, batch: _Batch, logits: Tensor, adjusted: Tensor, token_ids: Tensor
+        self, batch: _Batch, logits: Tensor, changes: Changes | None, token_ids: Tensor
     ) -> list[LogprobsLists | None]:
         lists: list[LogprobsLists | None] = [None] * len(batch.rows)
         if not batch.rows_by_num_logprobs:
             return lists
         is_raw = self.logprobs_mode.startswith("raw")
-        reported = logits if is_raw else batch.process(adjusted)
+        reported = logits if is_raw else batch.process(adjusted_logits(logits, changes))
         for k, all_rows in batch.rows_by_num_logprobs.items():
             for rows in in_parts(all_rows, batch.device):
-                values = rows_of(reported, rows).to(torch.float32)
-                if self.logprobs_mode.endswith("logprobs"):
-                    values = self._log_softmax(values)
-                columns = self._gather(values, rows_of(token_ids, rows), k)
-                for i, row in enumerate(rows):
-                    lists[row] = LogprobsLists(
-                        columns.logprob_token_ids[i : i + 1],
-                        columns.logprobs[i : i + 1],
-                        columns.sampled_token_ranks[i : i + 1],
-                    )
+                values, chosen = rows_of(reported, rows), rows_of(token_ids, rows)
+                columns = (
+                    self._log_probabilities(values, chosen, k)
+                    if self.logprobs_mode.endswith("logprobs")
+                    else gather_logprobs(values.to(torch.float32), chosen, k)
+                )
+                for row, ids, logprobs, rank in zip(
+                    rows,
+                    columns.logprob_token_ids,
+                    columns.logprobs,
+                    columns.sampled_token_ranks,
+                    strict=True,
+                ):
+                    lists[row] = LogprobsLists((ids,), (logprobs,), (rank,))
         return lists
 
 
 class _Batch:
-    """What the parameters of some rows ask for, column by column; no state of its own."""
+    """What the parameters of some rows ask for, column by column.
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+    adjustment_of    gives what a row changes in its logits, which outlives the batch
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        device: torch.device,
+        adjustment_of: Callable[[SamplingRow], LogitsAdjustment],
+    ) -> None:
         self.rows = tuple(rows)
         self.device = device
-        self.adjustments = [
-            (i, LogitsAdjustment(row, vocab_size, device))
-            for i, row in enumerate(rows)
-            if LogitsAdjustment.is_needed(row)
+        self._vocab_size = vocab_size
+        self._adjustment_of = adjustment_of
+        self._adjustments = [
+            (i, adjustment_of(row)) for i, row in enumerate(rows) if LogitsAdjustment.is_needed(row)
         ]
         self.rows_by_num_logprobs: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
             if row.params.logprobs is not None:
                 self.rows_by_num_logprobs.setdefault(row.params.logprobs, []).append(i)
-        self.random = random_rows(rows, vocab_size, device)
+        self.has_random = any(not row.params.is_greedy for row in rows)
         self._has_greedy = any(row.params.is_greedy for row in rows)
 
-    def is_plain(self) -> bool:
-        """Whether the largest logits are all that is asked for in this step."""
-        is_due = any(adjustment.is_due() for _, adjustment in self.adjustments)
-        return not (is_due or self.random or self.rows_by_num_logprobs)
+    @cached_property
+    def _random(self) -> list[RandomRows]:
+        return random_rows(self.rows, self._vocab_size, self.device)
 
-    def adjust(self, logits: Tensor) -> Tensor:
-        """[R, V] float32; `logits` is not changed, but may be what is returned."""
-        due = [(row, adjustment) for row, adjustment in self.adjustments if adjustment.is_due()]
-        adjusted = logits.to(torch.float32, copy=bool(due))
-        for row, adjustment in due:
-            adjustment.apply(adjusted[row])
-        return adjusted
+    @cached_property
+    def _columns(self) -> RowColumns:
+        return row_columns(self.rows, self._vocab_size)
+
+    def changes(self) -> Changes | None:
+        """What this step's logits are changed by, before anything else; None: nothing."""
+        return changes_of(self._adjustments, len(self.rows)) if self._adjustments else None
 
     def process(self, adjusted: Tensor) -> Tensor:
         """[R, V]: what random rows draw from, adjusted logits for greedy ones.
 
         `adjusted` is not changed, but may be what is returned.
         """
-        if not self.random:
+        if not self._random:
             return adjusted
-        if not self._has_greedy and len(self.random) == 1:
-            return self.random[0].process(adjusted)
+        if not self._has_greedy and len(self._random) == 1:
+            return self._random[0].process(adjusted)
         both = adjusted.clone()
-        for part in self.random:
+        for part in self._random:
             both[part.indices] = part.process(adjusted)
         return both
 
     def choose(self, adjusted: Tensor) -> tuple[Tensor, Tensor]:
         """The score and the token of each row, greedy or drawn: [R] each, as `max` does."""
-        drawn = [part.draw(adjusted) for part in self.random]
+        drawn = [part.draw(adjusted) for part in self._random]
         if not self._has_greedy and len(drawn) == 1:
             return drawn[0]
         if self._has_greedy:
@@ -205,9 +240,29 @@ class _Batch:
         else:
             best = adjusted.new_empty(len(adjusted))
             token_ids = torch.empty(len(adjusted), dtype=torch.int64, device=adjusted.device)
-        for part, (part_best, part_token_ids) in zip(self.random, drawn, strict=True):
+        for part, (part_best, part_token_ids) in zip(self._random, drawn, strict=True):
             best[part.indices] = part_best
             token_ids[part.indices] = part_token_ids
+        return best, token_ids
+
+    def choose_by(
+        self, loops: SamplingLoops, logits: Tensor, changes: Changes | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same by compiled loops, of logits that are not adjusted; the same tokens."""
+        positions = np.array([len(row.output_token_ids) for row in self.rows], np.int64)
+        choices = loops.choose(
+            logits.detach().to(torch.float32).contiguous().numpy(),
+            self._columns,
+            positions,
+            Changes.none(len(self.rows)) if changes is None else changes,
+        )
+        best, token_ids = torch.from_numpy(choices.best), torch.from_numpy(choices.token_ids)
+        if not choices.is_decided.all():
+            rows = np.flatnonzero(~choices.is_decided).tolist()
+            some = _Batch(
+                [self.rows[row] for row in rows], self._vocab_size, self.device, self._adjustment_of
+            )
+            best[rows], token_ids[rows] = some.choose(adjusted_logits(logits[rows], some.changes()))
         return best, token_ids
 
 
@@ -226,7 +281,3 @@ def errors_of(best: Tensor) -> dict[int, str]:
                     "grammar together leave none"
                 )
     return errors
-
-
-def _output(best: Tensor, token_ids: Tensor, logprobs: list[LogprobsLists | None]) -> SamplerOutput:
-    return SamplerOutput(token_ids.tolist(), logprobs, errors_of(best))

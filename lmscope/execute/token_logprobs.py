@@ -6,16 +6,38 @@ from typing import Any
 
 import numpy as np
 import torch
+from lmscope_kernels.sampling_cpu import MOST_LOGPROBS, SamplingLoops
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
 from lmscope.execute.largest import largest_k
 
-__all__ = ["gather_logprobs"]
-
+__all__ = ["gather_logprobs", "log_probabilities"]
 
 # Rows whose keys, of eight bytes for each token, are in memory at once.
 _ROWS_AT_ONCE = 16
+
+
+def log_probabilities(
+    logits: Tensor, token_ids: Tensor, k: int, loops: SamplingLoops | None
+) -> LogprobsLists:
+    """As gather_logprobs, of the log probabilities of logits [N, V] of any floating type.
+
+    loops    compiled ones, for logits on a CPU; their sums may be rounded otherwise than torch's
+    """
+    vocab_size = logits.shape[1]
+    count = vocab_size if k == -1 else min(k, vocab_size)
+    if loops is None or count > MOST_LOGPROBS:
+        return gather_logprobs(_log_softmax(logits), token_ids, k)
+    array = logits.detach().to(torch.float32).contiguous().numpy()
+    found = loops.log_probabilities(array, token_ids.numpy(), count)
+    if not found.is_done.all():
+        rows = np.flatnonzero(~found.is_done)
+        some = _columns(_log_softmax(logits[rows]), token_ids[rows], k)
+        found.token_ids[rows], found.logprobs[rows] = some[0].numpy(), some[1].numpy()
+        found.ranks[rows] = some[2]
+    return LogprobsLists(_rows(found.token_ids), _rows(found.logprobs), tuple(found.ranks.tolist()))
 
 
 def gather_logprobs(
@@ -29,17 +51,29 @@ def gather_logprobs(
     are_ties_by_id  of equal values those of the lowest ids, and these first; else as torch finds
                     them, which on a GPU may change with N
     """
+    columns = _columns(values, token_ids, k, are_ties_by_id=are_ties_by_id)
+    return LogprobsLists(_rows(columns[0]), _rows(columns[1]), columns[2])
+
+
+def _columns(
+    values: Tensor, token_ids: Tensor, k: int, *, are_ties_by_id: bool = False
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Tokens, values and ranks."""
     vocab_size = values.shape[1]
     chosen = values.gather(1, token_ids[:, None])
     count = vocab_size if k == -1 else min(k, vocab_size)
     top_values, top_ids = (
         _first_by_id(values, count) if are_ties_by_id else largest_k(values, count)
     )
-    return LogprobsLists(
-        logprob_token_ids=_rows(torch.cat((token_ids[:, None], top_ids), dim=1)),
-        logprobs=_rows(torch.cat((chosen, top_values), dim=1)),
-        sampled_token_ranks=_ranks(values, chosen),
+    return (
+        torch.cat((token_ids[:, None], top_ids), dim=1),
+        torch.cat((chosen, top_values), dim=1),
+        _ranks(values, chosen),
     )
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.log_softmax(dim=-1, dtype=torch.float32)
 
 
 def _ranks(values: Tensor, chosen: Tensor) -> tuple[int, ...]:
@@ -65,5 +99,5 @@ def _first_by_id(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values.gather(1, indices), indices
 
 
-def _rows(table: Tensor) -> tuple[tuple[Any, ...], ...]:
+def _rows(table: Tensor | NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
     return tuple(map(tuple, table.tolist()))

@@ -79,4 +79,4 @@ def test_a_run_writes_down_every_measurement(demo_model, tmp_path, capsys, monke
     assert host.main([*arguments, "--out", str(out)]) == 0
     assert "2 requests: met" in capsys.readouterr().out
     report = json.loads(out.read_text())
-    assert report["step_us"].keys() == {"greedy", "random", "logprobs"}
+    assert report["step_us"].keys() == {"greedy", "random", "logprobs", "penalties"}

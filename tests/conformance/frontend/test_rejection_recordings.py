@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmscope.execute import draft_sampling, random_rows
+from lmscope.execute import draft_sampling, random_rows, sampler
 from lmscope.execute.draft_sampling import sample_with_drafts
 from lmscope.execute.sampler import Sampler, SamplerOutput, SamplingRow
 from lmscope.sampling_params import SamplingParams
@@ -81,6 +81,7 @@ def with_recorded_noise(monkeypatch: pytest.MonkeyPatch):
             )
 
         monkeypatch.setattr(random_rows, "draw_tokens", drawing_with("bonus_noise"))
+        monkeypatch.setattr(sampler, "sampling_loops", lambda vocab_size: None)
         monkeypatch.setattr(draft_sampling, "draw_tokens", drawing_with("noise"))
         monkeypatch.setattr(draft_sampling, "uniform_draws", uniform)
 

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
+from lmscope_kernels.numba_support import why_not_numba
+from lmscope_kernels.sampling_cpu import Changes, sampling_loops
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
-from lmscope.execute import random_rows
+from lmscope.execute import random_rows, sampler as sampler_module
+from lmscope.execute.logits_adjustment import adjusted_logits
 from lmscope.execute.sampler import LogprobsMode, Sampler, SamplerOutput, SamplingRow
 from lmscope.sampling_params import SamplingParams
 
@@ -82,6 +86,7 @@ def with_recorded_noise(monkeypatch: pytest.MonkeyPatch):
             return best.values, best.indices
 
         monkeypatch.setattr(random_rows, "draw_tokens", draw)
+        monkeypatch.setattr(sampler_module, "sampling_loops", lambda vocab_size: None)
 
     return use
 
@@ -134,6 +139,39 @@ def logprob_differences(recorded: list[Any], lists: LogprobsLists, where: str) -
         [token, value, rank], [ids[0], values[0], lists.sampled_token_ranks[0]], where
     )
     return found + compare.logprob_columns(top, list(ids[1:]), list(values[1:]), where)
+
+
+@pytest.mark.skipif(why_not_numba() is not None, reason="needs the extra cpu")
+def test_compiled_loops_leave_the_recorded_tokens_to_be_drawn_from():
+    num_decided = num_random = 0
+    for case in CASES:
+        rows, logits = rows_of(case), logits_of(case)
+        batch = Sampler(case["vocab"])._batch_of(rows, logits.device)
+        changes = batch.changes()
+        loops = sampling_loops(case["vocab"])
+        assert loops is not None
+
+        choices = loops.choose(
+            logits.numpy(),
+            batch._columns,
+            np.array([len(row.output_token_ids) for row in rows]),
+            Changes.none(len(rows)) if changes is None else changes,
+        )
+
+        adjusted = adjusted_logits(logits, changes)
+        for i, row in enumerate(rows):
+            if row.params.is_greedy:
+                assert choices.token_ids[i] == case["want"]["argmax"][i]
+                continue
+            num_random += 1
+            if choices.is_decided[i]:
+                num_decided += 1
+                left = adjusted[i] / np.float32(row.params.temperature) >= choices.least[i]
+                left &= adjusted[i] > -math.inf
+                recorded = [value is not None for value in case["want"]["processed"][i]]
+                assert left.tolist() == recorded, case["id"]
+                assert recorded[choices.token_ids[i]]
+    assert num_decided > 0.9 * num_random > 100
 
 
 def test_all_120_cases_are_there_and_most_rows_have_a_known_token():

@@ -20,11 +20,12 @@ def test_a_cpu_finds_the_same_threshold_to_the_bit(spread: float, vocab_size: in
     logits[2] = 1.0
     logits[3, 1:] = -math.inf
     top_p = torch.tensor([0.9, 0.5, 0.99, 0.1, 0.999999, 1e-6, 0.95, 0.7, 1 - 2.0**-24])
-    probabilities = logits.softmax(dim=-1)
+    weights = logits.softmax(dim=-1)
+    top_p, total = top_p.double(), weights.sum(dim=-1, dtype=torch.float64)
 
-    on_cpu = logits_filters._top_p_threshold_on_cpu(probabilities.numpy(), top_p)
+    on_cpu = logits_filters._top_p_threshold_on_cpu(weights.numpy(), top_p, total)
 
-    assert on_cpu.equal(logits_filters._top_p_threshold(probabilities, top_p))
+    assert on_cpu.equal(logits_filters._top_p_threshold(weights, top_p, total))
 
 
 @pytest.mark.parametrize("function", [filter_min_p, filter_top_k, filter_top_p])

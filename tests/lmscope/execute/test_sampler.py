@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from lmscope_kernels.numba_support import why_not_numba
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +34,14 @@ ALL_KINDS = (
     {"temperature": 0.0, "allowed_token_ids": (1, 2, 3)},
     {"temperature": 0.5, "frequency_penalty": -0.5, "logprobs": 2},
 )
+
+
+@pytest.fixture(autouse=True, params=["compiled", "in torch"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    if request.param == "in torch":
+        monkeypatch.setattr(sampler_module, "sampling_loops", lambda vocab_size: None)
+    elif why_not_numba() is not None:
+        pytest.skip("needs the extra cpu")
 
 
 def make_row(
