@@ -102,6 +102,7 @@ class ModelRunner:
             max_num_seqs, max_model_len or loaded.max_model_len, block_size
         )
         self.sampler = Sampler(loaded.vocab_size)
+        self.sampler.prepare(loaded.device)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._seed = seed
         self._num_seen = 0

@@ -23,7 +23,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from lmscope_kernels.sampling_cpu import Changes, RowColumns, SamplingLoops, sampling_loops
+from lmscope_kernels.sampling_cpu import (
+    Changes,
+    RowColumns,
+    SamplingLoops,
+    prepare_sampling_loops,
+    sampling_loops,
+)
 from torch import Tensor
 
 from lmscope.boundary import LogprobsLists
@@ -79,6 +85,15 @@ class Sampler:
         self._adjustments: WeakKeyDictionary[SamplingRow, LogitsAdjustment] = WeakKeyDictionary()
         self._loops: SamplingLoops | None = None
         self._has_looked_for_loops = False
+
+    def prepare(self, device: torch.device) -> None:
+        """Compile what chooses tokens there, or load what an earlier process compiled.
+
+        Some 5 seconds the first time, a few hundredths later. Without this, the first step in
+        which something is drawn waits for it.
+        """
+        if self._loops_on(device) is not None:
+            prepare_sampling_loops()
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
