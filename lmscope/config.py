@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from lmscope.checks import nearest
 
@@ -434,7 +433,12 @@ def are_gpus_hidden() -> bool:
 def cache_folder() -> Path:
     """Where lmscope keeps the demo model: LMSCOPE_CACHE, or the system's place for caches."""
     given = os.environ.get("LMSCOPE_CACHE")
-    return Path(given) if given else Path(platformdirs.user_cache_dir("lmscope"))
+    if given:
+        return Path(given)
+    # Here, not above: models from a folder need no cache, and a bare machine has no such package.
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("lmscope"))
 
 
 def _num_blocks(options: EngineOptions, facts: ModelFacts, free_bytes: int) -> int:

@@ -9,7 +9,8 @@ alone and in batches; kernel times; decode steps of the engine with models of ra
 workload of 256 requests; a trace. Each item writes a line as soon as it knows something and starts
 only while its estimate fits what is left of the budget, so a run that is cut keeps what it had. It
 reads no network, and needs torch; what else is missing (triton, transformers, msgspec) is said
-where an item needs it.
+where an item needs it. The items run in a process of their own: where the device is lost to it, or
+nothing is heard of it for minutes, another one goes on with what is left.
 
 Writes env.json, results.jsonl, summary.md (printed at the end too) and trace.json.gz into --out.
 --dry-run goes through the same items on a CPU with tiny sizes and the torch references. The exit
@@ -40,8 +41,10 @@ import gpu_check_engine  # noqa: E402  # after the path is set
 import gpu_check_invariance  # noqa: E402
 import gpu_check_kernels  # noqa: E402
 import gpu_check_models  # noqa: E402
+import gpu_check_times  # noqa: E402
 import torch  # noqa: E402
-from gpu_check_report import Check, summary  # noqa: E402
+from gpu_check_processes import LOST_STATUS, run_in_processes  # noqa: E402
+from gpu_check_report import Check, DeviceLost, summary  # noqa: E402
 
 __all__ = ["ITEMS", "main"]
 
@@ -75,7 +78,7 @@ ITEMS = (
         5,
         "kernel times",
         95,
-        _in_turn(gpu_check_kernels.time_kernels, gpu_check_invariance.time_matmul),
+        _in_turn(gpu_check_times.time_kernels, gpu_check_invariance.time_matmul),
     ),
     Item(
         6,
@@ -90,24 +93,24 @@ ITEMS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    torch.manual_seed(0)
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.jsonl").unlink(missing_ok=True)
+    items = [each for each in ITEMS if not options.items or each.number in options.items]
+    if options.goes_on:
+        return _run(items, Check(out, "cuda", options.budget_s), goes_on=True)
+    for name in ("results.jsonl", "env.json"):
+        (out / name).unlink(missing_ok=True)
     check = Check(out, "cpu" if options.dry_run else "cuda", options.budget_s)
-    environment = _environment(check)
-    (out / "env.json").write_text(json.dumps(environment, indent=1) + "\n")
     try:
-        for number, name, estimate_s, run in ITEMS:
-            if options.items and number not in options.items:
-                continue
-            if check.fits(number, name, 0 if check.is_dry else estimate_s):
-                left_s = check.left_s
-                check.attempt(number, name, partial(run, check))
-                check.write(item=number, name=name, took_s=round(left_s - check.left_s, 1))
+        if check.is_dry:
+            _run(items, check)
+        else:
+            command = [sys.executable, str(Path(__file__).resolve()), "--goes-on"]
+            command += ["--out", str(out), "--items", *(str(each.number) for each in items)]
+            run_in_processes(command, [(each.number, each.name) for each in items], check)
     finally:
-        gpu_check_models.remove_models()
-        text = summary(check, environment)
+        file = out / "env.json"
+        text = summary(check, json.loads(file.read_text()) if file.exists() else {})
         (out / "summary.md").write_text(text)
     for file in out.iterdir():
         if file.is_file() and file.stat().st_size > _MAX_FILE_BYTES:
@@ -117,12 +120,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(check.num_failed > 0)
 
 
+def _run(items: Sequence[Item], check: Check, goes_on: bool = False) -> int:
+    """Run the items in this process, but those that are done; the status of the process.
+
+    goes_on    where another process may have begun
+    """
+    torch.manual_seed(0)
+    if goes_on:
+        check.take_up()
+        check.is_lost = _is_device_lost
+    if not (check.out / "env.json").exists():
+        environment = json.dumps(_environment(check), indent=1)
+        (check.out / "env.json").write_text(environment + "\n")
+    try:
+        for number, name, estimate_s, run in items:
+            if check.knows(number, name):
+                continue
+            if check.fits(number, name, 0 if check.is_dry else estimate_s):
+                left_s = check.left_s
+                check.attempt(number, name, partial(run, check))
+                check.write(item=number, name=name, took_s=round(left_s - check.left_s, 1))
+    except DeviceLost:
+        return LOST_STATUS
+    finally:
+        gpu_check_models.remove_models()
+    return 0
+
+
+def _is_device_lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--budget-s", type=float, default=480.0)
     parser.add_argument("--out", default="gpu_check")
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, with tiny sizes")
     parser.add_argument("--items", type=int, nargs="*", help="only these, by number")
+    parser.add_argument("--goes-on", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device; --dry-run goes through the items without one")

@@ -53,8 +53,10 @@ SHAPES = (
 class Kernels(NamedTuple):
     """The kernels of one backend, each called as the launcher in lmscope_kernels is.
 
-    decode    (query, key_cache, value_cache, block_table, seq_lens, scale) -> output, lse,
-              block_lse; with its last argument False the last of them may hold anything
+    attention    (query, key_cache, value_cache, block_table, seq_lens, query_start_loc, scale,
+                 window, fixed_tile)
+    decode       (query, key_cache, value_cache, block_table, seq_lens, scale) -> output, lse,
+                 block_lse; with its last argument False the last of them may hold anything
     """
 
     rms_norm: Callable[..., Tensor]
@@ -85,7 +87,7 @@ def kernels_for(device: str) -> Kernels:
         return Kernels(
             rms_norm.rms_norm_reference,
             silu_mul.silu_mul_reference,
-            paged_attention.paged_attention_reference,
+            lambda *arguments: paged_attention.paged_attention_reference(*arguments[:-1]),
             lambda *arguments: paged_decode.paged_decode_reference(*arguments[:-1]),
             mass.block_attention_mass_reference,
             sampling.sample_reference,
@@ -116,8 +118,10 @@ def kernels_for(device: str) -> Kernels:
         return out, lse, block_lse
 
     def attention(*arguments: Any) -> Tensor:
-        # One tile for every batch, so that chunks can be compared bit by bit.
-        return unified_attention.paged_attention(*arguments, fixed_tile=True)
+        *tensors_and_scale, window, fixed_tile = arguments
+        return unified_attention.paged_attention(
+            *tensors_and_scale, window=window, fixed_tile=fixed_tile
+        )
 
     return Kernels(
         rms_norm.rms_norm,
@@ -147,14 +151,26 @@ class PagedBatch:
     query_start_loc: Tensor
     scale: float
 
-    def attend(self, kernels: Kernels, *, double: bool = False) -> Tensor:
-        """paged_attention; with `double` in float64, which the references can do."""
+    def attend(
+        self,
+        kernels: Kernels,
+        *,
+        double: bool = False,
+        window: int | None = None,
+        fixed_tile: bool = False,
+    ) -> Tensor:
+        """paged_attention; with `double` in float64, which the references can do.
+
+        fixed_tile    as in a batch-invariant engine; else as in any other
+        """
         return kernels.attention(
             *self._caches(double),
             self.block_table,
             self.seq_lens,
             self.query_start_loc,
             self.scale,
+            window,
+            fixed_tile,
         )
 
     def decode(

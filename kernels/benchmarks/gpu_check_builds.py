@@ -1,5 +1,7 @@
 """Compiles the cases of a folder of compile tests for one architecture; a line for each.
 
+Those of the newest architecture that is not newer, where none are for this one.
+
     python gpu_check_builds.py tests/lmscope_kernels/compiled 90 0
 
 A line has, between tabs: name, registers, bytes spilled, bytes of shared memory, seconds. The last
@@ -24,7 +26,9 @@ def main(folder: Path, capability: int, is_short: bool) -> None:
     from kernel_compiling import compile_case
 
     for path in sorted((folder / "cases").glob("*.py")):
-        cases = [c for c in runpy.run_path(str(path))["CASES"] if capability in c.capabilities]
+        every = runpy.run_path(str(path))["CASES"]
+        older = [each for c in every for each in c.capabilities if each <= capability]
+        cases = [c for c in every if older and max(older) in c.capabilities]
         for case in cases[:1] if is_short else cases:
             began = time.perf_counter()
             build = compile_case(case, capability)

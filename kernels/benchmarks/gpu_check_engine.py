@@ -5,11 +5,12 @@ Models have random weights, and everything goes through the public LLM.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpu_check_llm import decode_steps, load_engine, prefill_s, random_prompts, require_engine
@@ -22,24 +23,35 @@ _MAX_TRACE_BYTES = 16 << 20
 # How far below the largest logit that of a token may be which is as good, in standard deviations
 # of all logits: what rounding to bfloat16 adds up to.
 _NEAR_TIE = 0.2
+# What the items after the sixth take.
+_KEPT_S = 50.0
+# What CUDA and its libraries may keep of a GPU for the kernels and threads of a closed engine.
+_KEPT_BYTES = 128 << 20
 
 
 # --- 6: steps ------------------------------------------------------------------------------
 
 
 def time_steps(check: Check) -> None:
-    """Decode steps and prefills of each model; then tokens, hidden syncs, what watching costs."""
+    """Decode steps and prefills of each model; of the first also tokens, hidden syncs, memory and
+    what watching costs, before the larger ones take their time."""
     require_engine()
-    models = (TINY,) if check.is_dry else MODELS
-    for model in models:
-        # What overlapping adds to graphs shows where steps are shortest.
-        for how in ("eager", "graphs", "overlapped")[: 3 if model is models[0] else 2]:
-            name = f"{model.name}, {how}"
-            if check.fits(6, name, model.estimate_s / 2):
-                check.attempt(6, name, partial(_time_model, check, model, how))
-    for part in (_check_greedy, _check_syncs, _time_watching):
+    first, *others = (TINY,) if check.is_dry else MODELS
+    # What overlapping adds to graphs shows where steps are shortest.
+    for how in ("eager", "graphs", "overlapped"):
+        _begin_model(check, first, how)
+    for part in (_check_greedy, _check_syncs, _check_memory, _time_watching):
         if check.fits(6, part.__name__, 0 if check.is_dry else 10):
-            check.attempt(6, part.__name__, partial(part, check, models[0]))
+            check.attempt(6, part.__name__, partial(part, check, first))
+    for model in others:
+        for how in ("eager", "graphs"):
+            _begin_model(check, model, how, kept_s=_KEPT_S)
+
+
+def _begin_model(check: Check, model: Model, how: str, kept_s: float = 0.0) -> None:
+    name = f"{model.name}, {how}"
+    if check.fits(6, name, model.estimate_s / 2, kept_s):
+        check.attempt(6, name, partial(_time_model, check, model, how))
 
 
 def _time_model(check: Check, model: Model, how: str) -> None:
@@ -129,6 +141,46 @@ def _check_syncs(check: Check, model: Model) -> None:
     check.found(6, "no sync inside a step", True)
 
 
+def _check_memory(check: Check, model: Model) -> None:
+    """A pool of what the largest step leaves, as without any option, and all of it back after."""
+    before = _memory_bytes(check)
+    with load_engine(check, model, 128, is_eager=False, num_kv_blocks=None) as llm:
+        pool_bytes = llm.config.num_kv_blocks * llm.config.kv_block_bytes
+        decode_steps(check, llm, 4, 24 if check.is_dry else 128)
+    after = _memory_bytes(check)
+    if check.is_dry:
+        check.found(6, "the pool is sized", pool_bytes > 0)
+        return
+    check.found(
+        6,
+        "the pool is what is left",
+        pool_bytes > 0.5 * before.free,
+        f"{pool_bytes / 1e9:.1f} GB of {before.free / 1e9:.1f} free ones",
+    )
+    kept = before.free - after.free, after.allocated - before.allocated
+    check.found(
+        6,
+        "all memory is back after close()",
+        max(kept) < _KEPT_BYTES,
+        f"{kept[0] / 1e6:.0f} MB of the device, {kept[1] / 1e6:.0f} MB in torch's tensors",
+    )
+
+
+class _Memory(NamedTuple):
+    """Bytes: free on the device, and in tensors of this process."""
+
+    free: int
+    allocated: int
+
+
+def _memory_bytes(check: Check) -> _Memory:
+    if check.is_dry:
+        return _Memory(0, 0)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return _Memory(torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated())
+
+
 def _time_watching(check: Check, model: Model) -> None:
     """Steps while nobody looks, while every struct is kept, and while attention is measured."""
     from lmscope.boundary import BOUNDARIES
@@ -182,11 +234,12 @@ def run_workload(check: Check) -> None:
     num_tokens = sum(each.max_tokens or 0 for each in params)
     speeds = []
     with load_engine(check, model, 2 * longest, is_eager=False, is_overlapped=True) as llm:
-        for _ in range(2):
-            llm.generate(prompts[0], params[0], use_tqdm=False)
+        # Once unmeasured: graphs are captured when batches of their sizes first come.
+        for number in range(3):
             began = time.perf_counter()
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            speeds.append(num_tokens / (time.perf_counter() - began))
+            if number:
+                speeds.append(num_tokens / (time.perf_counter() - began))
             generated = sum(len(each.outputs[0].token_ids) for each in outputs)
             check.found(7, "every token came", generated == num_tokens, f"{generated} tokens")
     check.measured(

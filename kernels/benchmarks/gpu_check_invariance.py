@@ -17,6 +17,7 @@ from gpu_check_batches import SHAPES, Shape
 from gpu_check_llm import decode_steps, load_engine, prefill_s, random_prompts, require_engine
 from gpu_check_models import MODELS, TINY
 from gpu_check_report import Check, Measurement
+from gpu_check_times import times_s
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -211,37 +212,40 @@ def _said(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> l
 
 def time_matmul(check: Check) -> None:
     """The product of fixed tiles beside torch's own, where a step has so many rows."""
+    for shape in SHAPES[:1] if check.is_dry else SHAPES[1:]:
+        for num_rows in (1, 2) if check.is_dry else (1, 64, 2048):
+            name = f"batch_invariant_matmul, {shape.name}, gate and up, T={num_rows}"
+            check.attempt(5, name, partial(_time_product, check, name, shape, num_rows))
+
+
+def _time_product(check: Check, name: str, shape: Shape, num_rows: int) -> None:
     from lmscope_kernels import batch_invariant_matmul as file
 
     multiply = (
         file.batch_invariant_matmul_reference if check.is_dry else file.batch_invariant_matmul
     )
-    for shape in SHAPES[:1] if check.is_dry else SHAPES[1:]:
-        for num_rows in (1, 2) if check.is_dry else (1, 64, 2048):
-            size, num_outputs = shape.hidden_size, 2 * shape.intermediate_size
-            weights = [
-                torch.randn(num_outputs, size, device=check.device).bfloat16() for _ in range(4)
-            ]
-            rows = torch.randn(num_rows, size, device=check.device).bfloat16()
-            own, plain = (
-                gpu_check_kernels.times_s(check, [partial(call, rows, each) for each in weights])
-                for call in (multiply, F.linear)
-            )
-            num_bytes = 2 * (num_outputs * size + num_rows * (size + num_outputs))
-            bandwidth, flops = check.ceilings.get("bytes"), check.ceilings.get("flops")
-            floor = None
-            if bandwidth and flops:
-                floor = max(num_bytes / bandwidth, 2 * num_rows * size * num_outputs / flops) * 1e6
-            check.measured(
-                Measurement(
-                    5,
-                    f"batch_invariant_matmul, {shape.name}, gate and up, T={num_rows}",
-                    "us",
-                    (own[0] * 1e6, own[1] * 1e6),
-                    floor,
-                    note=f"F.linear takes {sum(plain) / 2 * 1e6:.1f}",
-                )
-            )
+    size, num_outputs = shape.hidden_size, 2 * shape.intermediate_size
+    weights = [torch.randn(num_outputs, size, device=check.device).bfloat16() for _ in range(4)]
+    rows = torch.randn(num_rows, size, device=check.device).bfloat16()
+    own, plain = (
+        times_s(check, [partial(call, rows, each) for each in weights])
+        for call in (multiply, F.linear)
+    )
+    num_bytes = 2 * (num_outputs * size + num_rows * (size + num_outputs))
+    bandwidth, flops = check.ceilings.get("bytes"), check.ceilings.get("flops")
+    floor = None
+    if bandwidth and flops:
+        floor = max(num_bytes / bandwidth, 2 * num_rows * size * num_outputs / flops) * 1e6
+    check.measured(
+        Measurement(
+            5,
+            name,
+            "us",
+            (own[0] * 1e6, own[1] * 1e6),
+            floor,
+            note=f"F.linear takes {sum(plain) / 2 * 1e6:.1f}",
+        )
+    )
 
 
 def time_engine(check: Check) -> None:

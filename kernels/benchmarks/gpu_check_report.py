@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Check", "Measurement", "is_noise", "summary"]
+__all__ = ["Check", "DeviceLost", "Measurement", "is_noise", "summary"]
+
+
+class DeviceLost(BaseException):  # no Exception: parts of an item must not catch it
+    """The device answers to nothing any more in this process, as after an illegal access."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Check:
 
     device        "cuda", or "cpu" for a dry run
     ceilings      of item 1: bytes a second of a copy, and float operations a second
+    is_lost       whether the device answers to nothing any more
     """
 
     out: Path
@@ -63,6 +68,34 @@ class Check:
     ceilings: dict[str, float] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
+    is_lost: Callable[[], bool] = lambda: False
+
+    def take_up(self) -> None:
+        """Go on where an earlier process of the same run has ended, by what it wrote."""
+        file = self.out / "results.jsonl"
+        text = file.read_text() if file.exists() else ""
+        if text and not text.endswith("\n"):
+            # The process was killed in this line.
+            with file.open("a") as end:
+                end.write("\n")
+        for each_line in text.splitlines():
+            try:
+                line = json.loads(each_line)
+            except ValueError:
+                continue
+            self.lines.append(line)
+            if "ceilings" in line:
+                self.ceilings = line["ceilings"]
+            elif "values" in line:
+                names = {each.name for each in fields(Measurement)}
+                own = {name: value for name, value in line.items() if name in names}
+                measurement = Measurement(**{**own, "values": tuple(own["values"])})
+                # An item that was begun anew has measured some of it twice.
+                own_place = measurement.item, measurement.name
+                self.measurements = [
+                    *(each for each in self.measurements if (each.item, each.name) != own_place),
+                    measurement,
+                ]
 
     @property
     def is_dry(self) -> bool:
@@ -84,9 +117,14 @@ class Check:
             values=measurement.values,
             floor=measurement.floor,
             goal=measurement.goal,
+            is_more_better=measurement.is_more_better,
             verdict=measurement.verdict,
             note=measurement.note,
         )
+
+    def knows(self, item: int, name: str) -> bool:
+        """Whether a line says something of it already."""
+        return any(line["item"] == item and line["name"] == name for line in self.lines)
 
     def found(self, item: int, name: str, is_right: bool, note: str = "") -> None:
         """A statement that is true or not: a kernel is right, two results are equal."""
@@ -102,23 +140,36 @@ class Check:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
 
-    def fits(self, item: int, name: str, estimate_s: float) -> bool:
-        """Whether something that takes so long may start; says so where it may not."""
-        if estimate_s <= self.left_s:
+    def fits(self, item: int, name: str, estimate_s: float, kept_s: float = 0.0) -> bool:
+        """Whether something that takes so long may start; says so where it may not.
+
+        kept_s    what must be left for others after it
+        """
+        if estimate_s + kept_s <= self.left_s:
             return True
+        kept = f", of which {kept_s:.0f} s are for what comes after it" if kept_s else ""
         self.skipped(
-            item, name, f"takes about {estimate_s:.0f} s, {max(self.left_s, 0):.0f} s are left"
+            item,
+            name,
+            f"takes about {estimate_s:.0f} s, {max(self.left_s, 0):.0f} s are left{kept}",
         )
         return False
 
     def attempt(self, item: int, name: str, action: Callable[[], None]) -> None:
-        """Run a part whose failure must not take the others with it."""
+        """Run a part whose failure must not take the others with it; not one that has failed.
+
+        DeviceLost where no other part could run after it in this process.
+        """
+        if self.knows(item, name):
+            return
         try:
             action()
         # Whatever goes wrong in one part, a launch or a model, the time on the device is short
         # and the other parts are still worth having. It is written down as a failure.
         except Exception as error:
             self.found(item, name, False, f"{type(error).__name__}: {str(error)[:600]}")
+            if self.is_lost():
+                raise DeviceLost from error
 
     @property
     def num_failed(self) -> int:

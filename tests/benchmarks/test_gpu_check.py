@@ -6,15 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from gpu_check_kernels import device_test_command
 from gpu_check_report import Check, Measurement, is_noise, summary
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "kernels" / "benchmarks" / "gpu_check.py"
 # What a bare machine with a GPU does not have.
-MISSING = ("ipywidgets", "anywidget", "plotly", "zmq", "IPython")
+MISSING = (
+    *("ipywidgets", "anywidget", "plotly", "zmq", "IPython"),
+    *("platformdirs", "accelerate", "gguf", "numba"),
+)
 
 
 def run_script(out, *arguments, missing=MISSING):
@@ -160,3 +165,26 @@ def test_without_a_device_only_a_dry_run_starts(tmp_path):
 
     assert result.returncode == 2
     assert "--dry-run goes through the items without one" in result.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_tests_of_a_device_need_no_package_but_pytest(tmp_path):
+    for name in ("hypothesis", "ipywidgets", "plotly", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('is not here')")
+
+    result = subprocess.run(
+        [*device_test_command(), "--collect-only"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": str(tmp_path),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "test_large_pool.py" in result.stdout
