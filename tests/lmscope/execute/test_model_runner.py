@@ -240,6 +240,22 @@ def test_tokens_given_from_outside_replace_those_held(tiny_model, driver):
     assert run.largest_difference("a", reference) < TOLERANCE
 
 
+def test_tokens_given_from_outside_are_the_ones_that_penalties_count(tiny_model, driver):
+    loaded, _ = tiny_model()
+    run = driver(loaded)
+    run.add("a", PROMPT_A, GREEDY.replace(frequency_penalty=2.0))
+    for _ in range(3):
+        run.step(["a"])
+    run.preempt("a")
+    # As many, and those at the end stay, so that the list looks as it was.
+    run.tokens["a"][-3] = 50
+    run.step(["a"])
+
+    row = run.runner.requests["a"].sampling
+    token_ids, _ = run.runner.sampler._adjustments[row].entries()
+    assert set(token_ids.tolist()) == {50, *run.tokens["a"][-3:-1]}
+
+
 @pytest.mark.parametrize("chunks", [[19], [6, 13], [1] * 19, [18, 1]])
 def test_prompt_logprobs_equal_transformers_however_the_prompt_is_cut(tiny_model, driver, chunks):
     loaded, reference = tiny_model()
