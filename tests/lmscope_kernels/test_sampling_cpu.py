@@ -12,7 +12,7 @@ import torch
 from lmscope_kernels.numba_support import why_not_numba
 from lmscope_kernels.sampling_cpu import Changes, RowColumns, SamplingLoops
 
-from lmscope.execute import random_draws, random_rows, sampler as sampler_module
+from lmscope.execute import logits_filters, random_draws, random_rows, sampler as sampler_module
 from lmscope.execute.sampler import Sampler, SamplingRow
 from lmscope.sampling_params import SamplingParams
 
@@ -267,8 +267,25 @@ def test_weights_differ_from_those_of_softmax_by_less_than_is_allowed_for(vocab_
     theirs = (of_softmax / exact - 1).abs().max()
 
     assert mine < 2 * 2.0**-23
-    # When four weights are added up in float32, here in two steps and there in three.
-    assert mine + theirs + (2 + 3) * 2.0**-24 < kernels._WEIGHT_ERROR
+    assert mine + theirs < kernels.WEIGHT_ERROR
+
+
+@pytest.mark.parametrize("vocab_size", [64, 49_152, 50_304])
+def test_totals_differ_from_those_of_the_definition_by_less_than_is_allowed_for(vocab_size: int):
+    kernels = importlib.import_module("lmscope_kernels.sampling_numba")
+    row = randn(1, vocab_size, spread=5.0)[0].numpy()
+    weights = np.empty_like(row)
+    kernels._weigh(row, vocab_size, np.float32(0.7), row.max(), weights)
+
+    scratch = np.empty(max(vocab_size, kernels.NUM_PIECES), np.float32)
+    mine = kernels._total_weight(
+        row, np.float32(0.7), row.max(), scratch, np.empty(kernels.NUM_SUMS)
+    )
+    (theirs,) = logits_filters._totals(weights[None])
+
+    exact = weights.sum(dtype=np.float64)
+    assert abs(mine / exact - 1) + abs(theirs / exact - 1) < kernels.TOTAL_ERROR
+    assert kernels.TOTAL_ERROR > (2 + 3) * 2.0**-24
 
 
 def test_uniform_numbers_are_those_of_the_definition():
