@@ -8,25 +8,24 @@ somebody listens inside it.
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Iterable
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from lmscope_kernels.decode_attention_cpu import decode_kernel_choice, prepare_decode_kernel
 from lmscope_kernels.half_linear_cpu import prepare_half_loops, why_no_half_loops
+from lmscope_kernels.numba_support import has_safe_threads
 from lmscope_kernels.prompt_attention_cpu import prepare_prompt_kernel
 from lmscope_kernels.triton_support import is_available
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.modules import module as torch_module
 
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.batch_invariant import InvariantForward
 from lmscope.models.fuse import LeanForward, LeanLayout, NotLean, lean_layout
 from lmscope.models.linear import ChosenMethod, PlainLinears
+from lmscope.models.module_watch import ModuleWatch
 from lmscope.models.packed import PackedLinears
 from lmscope.models.plan import ExecutionPlan, PlanLine
 from lmscope.models.support import ModelShape
@@ -39,10 +38,6 @@ logger = logging.getLogger(__name__)
 # Largest difference between the two ways, as a part of the largest number. They round in other
 # places, so with less precision they differ more; a forward that is wrong differs by all of it.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# Numbers of a module that the lean forward reads once.
-_LEAN_SETTINGS = frozenset(
-    {"embedding_multiplier", "residual_multiplier", "scaling", "variance_epsilon"}
-)
 
 
 class ModelBody:
@@ -95,7 +90,7 @@ class ModelBody:
                 f"batch_invariant is True, and {type(module).__name__} cannot be run so: "
                 f"{self._not_lean}; leave it out, or load another model"
             )
-        self._watch = _Watch(module, is_lean=self._lean is not None)
+        self._watch = ModuleWatch(module, is_lean=self._lean is not None)
 
     @torch.inference_mode()
     def __call__(
@@ -140,7 +135,7 @@ class ModelBody:
 
         attention    of the kernels, where they attend; None: torch does
         """
-        reason = self._not_lean if self._lean is None else self._why_module()
+        reason = f"no lean forward: {self._not_lean}" if self._lean is None else self._why_module()
         if reason is None:
             assert self._lean is not None
             body = PlanLine(
@@ -169,6 +164,7 @@ class ModelBody:
         packed = self._packed
         parameters = list(self.module.parameters())
         weight_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        is_on_one_thread = self._decode_kernel.name == "numba" and not has_safe_threads()
         kept = f"{weight_bytes / 1e6:.0f} MB of weights in llm.module"
         if packed.are_weights_unread:
             kept += ", which stay in their file until somebody looks at them"
@@ -181,7 +177,13 @@ class ModelBody:
                 "over the paged cache, "
                 + ("each row by itself, " if self._is_invariant else "")
                 + f"in {self._decode_kernel.name}",
-                self._decode_kernel.why,
+                self._decode_kernel.why
+                + (
+                    "; compiled loops run on one thread, since numba has none here that two "
+                    "engines may share"
+                    if is_on_one_thread
+                    else ""
+                ),
             ),
             threads=threads,
             dtype=PlanLine(_name(parameters[0].dtype)),
@@ -273,110 +275,6 @@ class ModelBody:
 
     def _is_stale(self) -> bool:
         return hasattr(self, "_watch") and self._are_weights_changed()
-
-
-class _Watch:
-    """Tells whether a module was touched: listened to, or changed. Some 40 us for 30 layers.
-
-    is_lean    what the lean forward keeps of the module counts too: settings, and buffers, which
-               some of the other modules replace in each forward
-    """
-
-    def __init__(self, module: torch.nn.Module, *, is_lean: bool) -> None:
-        modules = list(module.modules())
-        self._hooks: list[Any] = [
-            hooks
-            for each in modules
-            for hooks in (
-                each._forward_hooks,
-                each._forward_pre_hooks,
-            )
-        ]
-        self._hooks += [
-            torch_module._global_forward_hooks,
-            torch_module._global_forward_pre_hooks,
-        ]
-        self._attributes = [vars(each) for each in modules]
-        self._num_overridden = self._overridden()
-        self._kinds = list({type(each) for each in modules})
-        self._forwards = self._current_forwards()
-        self._places: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._known: list[Any] = []
-        for each in modules:
-            settings = vars(each).keys() & _LEAN_SETTINGS if is_lean else ()
-            for place, names in (
-                (each._modules, each._modules),
-                (each._parameters, each._parameters),
-                (each._buffers, each._buffers if is_lean else ()),
-                (vars(each), settings),
-            ):
-                for name in names:
-                    self._places.append(place)
-                    self._names.append(name)
-                    self._known.append(place[name])
-        self._parameters = [each for each in self._known if isinstance(each, Tensor)]
-        self._versions = self._current_versions()
-        self._addresses = self._current_addresses()
-        self._samples = [_middle(each) for each in self._parameters if _can_be_sampled(each)]
-        self._numbers = self._current_numbers()
-        self._is_rewritten = False
-
-    def is_listened_to(self) -> bool:
-        return (
-            any(self._hooks)
-            or self._overridden() != self._num_overridden
-            or not all(map(operator.is_, self._current_forwards(), self._forwards))
-        )
-
-    def is_changed(self) -> bool:
-        """A weight was written to or replaced, or a part of the module was."""
-        current = map(dict.get, self._places, self._names)
-        return (
-            self._is_rewritten
-            or not all(map(operator.is_, current, self._known))
-            or self._current_versions() != self._versions
-        )
-
-    def look_into_weights(self) -> None:
-        """Find what was written through `.data`, which torch does not count; on a CPU.
-
-        What was put in the place of a weight shows by its address, and what was written into one by
-        the number in its middle. It takes as long as all else here, so only prompts wait for it.
-        """
-        self._is_rewritten = (
-            self._is_rewritten
-            or self._current_addresses() != self._addresses
-            or self._current_numbers() != self._numbers
-        )
-
-    def _overridden(self) -> int:
-        """Modules whose forward is another than that of their class."""
-        return sum(map(operator.contains, self._attributes, repeat("forward")))
-
-    def _current_forwards(self) -> list[Any]:
-        return list(map(operator.attrgetter("forward"), self._kinds))
-
-    def _current_versions(self) -> list[int]:
-        return list(map(operator.attrgetter("_version"), self._parameters))
-
-    def _current_addresses(self) -> list[int]:
-        # On a GPU, other engines lay the same weights side by side.
-        return [each.data_ptr() for each in self._parameters if each.device.type == "cpu"]
-
-    def _current_numbers(self) -> list[bytes]:
-        return list(map(np.ndarray.tobytes, self._samples))
-
-
-def _can_be_sampled(parameter: Tensor) -> bool:
-    return parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel() > 0
-
-
-def _middle(parameter: Tensor) -> NDArray[Any]:
-    """The bits of one number, in the parameter's own memory."""
-    middle = parameter.numel() // 2
-    one: NDArray[Any] = parameter.detach().view(-1)[middle : middle + 1].view(torch.uint8).numpy()
-    return one
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -224,7 +224,9 @@ def test_other_architectures_run_through_their_module_with_packed_weights(load, 
     logits, _ = step(loaded, body)
     wanted, _ = step(loaded, exact)
 
-    assert str(body.plan(PlanLine("1")).body).startswith("module of transformers: ")
+    assert str(body.plan(PlanLine("1")).body).startswith(
+        "module of transformers: no lean forward: "
+    )
     if body.plan(PlanLine("1")).linears.what == "fp16-packed":
         difference = float((logits - wanted).norm() / wanted.norm())
         assert 1e-6 < difference < 5e-3
@@ -447,3 +449,13 @@ def test_a_plan_is_a_line_for_each_choice(load):
     assert lines[2] == "head       F.linear, tied to the embedding"
     assert lines[4] == "threads    2: as asked"
     assert "no copy" in lines[6]
+
+
+@pytest.mark.skipif(why_not_numba() is not None, reason="needs the extra cpu")
+def test_a_plan_says_when_compiled_loops_have_one_thread(fresh_llama, monkeypatch):
+    body = fresh_llama.body(exact=True)
+    before = body.plan(PlanLine("2")).attention.why
+    monkeypatch.setattr("lmscope.models.body.has_safe_threads", lambda: False)
+
+    assert body.plan(PlanLine("2")).attention.why.startswith(before)
+    assert "loops run on one thread" in body.plan(PlanLine("2")).attention.why
