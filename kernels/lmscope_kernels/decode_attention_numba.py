@@ -20,14 +20,7 @@ from numba import njit, prange
 from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vectors_numba import add_weighted_rows, dot, four_dots, prefetch
 
-__all__ = [
-    "EXACT_ENOUGH",
-    "attend_alone",
-    "attend_parallel",
-    "attend_piece",
-    "attend_serial",
-    "exp",
-]
+__all__ = ["EXACT_ENOUGH", "attend_parallel", "attend_piece", "attend_serial", "exp"]
 
 # Sums may be split and reordered, which vector instructions need; NaN and infinity stay what
 # they are, unlike with fastmath=True.
@@ -70,7 +63,7 @@ def _fetch(address: Any, num_bytes: Any) -> None:
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
-def attend_alone(
+def _attend(
     query: Any,
     G: Any,
     key_cache: Any,
@@ -214,7 +207,7 @@ def attend_piece(
     request, first = piece // num_parts, piece % num_parts * num_kv_heads
     following = min(piece + 1, last)
     upcoming = following // num_parts
-    attend_alone(
+    _attend(
         query[rows[request]],
         num_query_heads // K,
         key_cache,

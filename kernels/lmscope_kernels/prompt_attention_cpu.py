@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmscope_kernels.decode_attention_cpu import rows_of
+from lmscope_kernels.decode_attention_cpu import paged_decode_cpu, rows_of
 from lmscope_kernels.numba_support import use_torch_threads
 
 __all__ = ["Prompts", "attend_prompts_cpu", "prepare_prompt_kernel"]
@@ -110,18 +110,43 @@ def attend_prompts_cpu(
     is_parallel = use_torch_threads()
     attend = kernels.attend_prompts_parallel if is_parallel else kernels.attend_prompts_serial
     K, G = key_cache.shape[2], query.shape[1] // key_cache.shape[2]
+    pieces = prompts.pieces(K, G)
+    are_numbers = np.ones(len(pieces), np.bool_)
     attend(
         torch.get_num_threads() if is_parallel else 1,
         rows_of(query).numpy(),
         key_cache.numpy(),
         value_cache.numpy(),
         prompts.block_table,
-        prompts.pieces(K, G),
+        pieces,
         G,
         window or 0,
         np.float32(scale),
         np.float32(softcap or 0.0),
         output.view(len(output), -1).numpy(),
+        are_numbers,
+    )
+    if are_numbers.all():
+        return
+    # If the value of a hidden key is no number, nor is its weight of nearly nothing times that, and
+    # a row before it must not see it: it may be in a block that another request shares.
+    requests, _, first_rows, num_rows, positions = pieces[~are_numbers].T
+    offsets = np.concatenate([np.arange(count) for count in num_rows])
+    rows, first = np.unique(np.repeat(first_rows, num_rows) + offsets, return_index=True)
+    seq_lens = (np.repeat(positions, num_rows) + offsets + 1)[first].astype(np.int32)
+    first_keys = np.maximum(seq_lens - (window or seq_lens), 0).astype(np.int32)
+    table = prompts.block_table[np.repeat(requests, num_rows)[first]]
+    paged_decode_cpu(
+        query,
+        key_cache,
+        value_cache,
+        table,
+        first_keys,
+        seq_lens,
+        rows,
+        scale,
+        softcap,
+        output=output,
     )
 
 

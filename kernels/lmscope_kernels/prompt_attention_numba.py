@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, attend_alone, exp
+from lmscope_kernels.decode_attention_numba import EXACT_ENOUGH, exp
 from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vectors_numba import LANES, ROWS, product
 
@@ -87,8 +87,8 @@ def _attend(
     scores: Any,
     result: Any,
     sums: Any,
-) -> None:
-    """Some rows of one request, for the query heads of one KV head.
+) -> Any:
+    """Some rows of one request, for the query heads of one KV head; whether all came out numbers.
 
     query               [T, H D or more]    what lies behind the queries is not looked at
     output              [T, H D]
@@ -192,38 +192,15 @@ def _attend(
                         1,
                     )
             done, block, place = done + num_here, block + 1, 0
+    zero = _ZERO
     for row in range(num_rows):
-        zero = _ZERO
         for g in range(G):
             share = _ONE / total[row * G + g]
             own = output[first_row + row, (kv_head * G + g) * D :]
             for d in range(D):
                 own[d] = result[row * G + g, d] * share
                 zero += own[d] * _ZERO
-        if zero != _ZERO:
-            # Something is no number. If it is the value of a hidden key, of which a weight of
-            # nearly nothing is none either, the row must not see it: it may be in a block that
-            # another request shares.
-            seq_len = first_position + row + 1
-            own_first = max(seq_len - window, 0) if window > 0 else 0
-            attend_alone(
-                query[first_row + row],
-                G,
-                key_cache,
-                value_cache,
-                block_ids,
-                own_first,
-                seq_len,
-                kv_head,
-                1,
-                scale,
-                softcap,
-                output[first_row + row],
-                block_ids,
-                own_first,
-                seq_len,
-                kv_head,
-            )
+    return zero == _ZERO
 
 
 @njit(fastmath=EXACT_ENOUGH, nogil=True)
@@ -240,6 +217,7 @@ def _attend_pieces(
     scale: Any,
     softcap: Any,
     output: Any,
+    are_numbers: Any,
 ) -> None:
     """Every num_workers-th piece of work, in memory that all of these share."""
     most_rows = 0
@@ -252,7 +230,7 @@ def _attend_pieces(
     sums = np.empty((4, num_columns), np.float32)
     for index in range(worker, len(pieces), num_workers):
         request, kv_head, first_row, num_rows, first_position = pieces[index]
-        _attend(
+        are_numbers[index] = _attend(
             query,
             key_cache,
             value_cache,
@@ -287,10 +265,12 @@ def attend_prompts_serial(
     scale: Any,
     softcap: Any,
     output: Any,
+    are_numbers: Any,
 ) -> None:
     """All pieces of work on the calling thread; arrays as in prompt_attention_cpu.
 
-    pieces    [pieces, 5]    request, KV head, first row, number of rows, position of the first
+    pieces         [pieces, 5]    request, KV head, first row, number of rows, position of the first
+    are_numbers    [pieces]       whether all that came out of a piece is
     """
     for worker in range(num_workers):
         _attend_pieces(
@@ -306,6 +286,7 @@ def attend_prompts_serial(
             scale,
             softcap,
             output,
+            are_numbers,
         )
 
 
@@ -323,6 +304,7 @@ def attend_prompts_parallel(
     scale: Any,
     softcap: Any,
     output: Any,
+    are_numbers: Any,
 ) -> None:
     """The same on numba's threads, as many as numba.set_num_threads said."""
     for worker in prange(num_workers):
@@ -340,4 +322,5 @@ def attend_prompts_parallel(
             scale,
             softcap,
             output,
+            are_numbers,
         )
