@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 _LARGEST_TILE = 64
+# Keys and values of one tile, beside which there must be room in the 99 KiB that each GPU has.
+_MOST_TILE_BYTES = 64 << 10
 # Two tiles on their way while a third is in use: a decode waits for memory and little else.
 _NUM_STAGES = 3
 
@@ -193,9 +195,10 @@ def paged_decode(
             f"split is {split}, must be a multiple of the {num_keys} keys of a tile; use 256"
         )
     if block_lse is not None and num_keys % S:
+        most = _LARGEST_TILE if S & (S - 1) or S > _LARGEST_TILE else num_keys
         raise ValueError(
             f"blocks have {S} tokens, with block_lse they must be a power of two up to "
-            f"{_LARGEST_TILE}; load the model with such a block_size"
+            f"{most}; load the model with such a block_size"
         )
     if R == 0:
         return out
@@ -275,7 +278,12 @@ def decode_tile(
     """
     tile = attention_tile(dtype, head_size, capability, has_many_rows=False)
     is_power_of_two = block_size & (block_size - 1) == 0
-    if not is_power_of_two or not tile.num_keys < block_size <= _LARGEST_TILE:
+    num_bytes = 2 * block_size * (1 << (head_size - 1).bit_length()) * dtype.itemsize
+    if (
+        not is_power_of_two
+        or not tile.num_keys < block_size <= _LARGEST_TILE
+        or num_bytes > _MOST_TILE_BYTES
+    ):
         return tile.num_keys, tile.num_warps, _NUM_STAGES
     # Tiles larger than those of the table leave no room for a second one on its way.
     return block_size, tile.num_warps, 1

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from lmscope_kernels.paged_decode import DecodeWorkspace
+from lmscope_kernels.paged_decode import DecodeWorkspace, decode_tile
+from lmscope_kernels.triton_support import capability
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -41,8 +42,6 @@ from lmscope.models.loader import LoadedModel
 __all__ = ["DeviceRunner"]
 
 _UNKNOWN = -1  # in the place of an output token that the host has yet to learn
-# Blocks whose shares the decode kernel can give are powers of two up to its largest tile.
-_MOST_MEASURED_BLOCK_SIZE = 64
 
 
 class _Result(NamedTuple):
@@ -102,6 +101,9 @@ class DeviceRunner(ModelRunner):
                 device,
             )
         )
+        num_keys, *_ = decode_tile(loaded.dtype, loaded.head_size, block_size, capability(device))
+        # Only then can the decode kernel say what each block receives.
+        self._do_blocks_fill_tiles = num_keys % block_size == 0
         self._device_sampler = DeviceSampler(
             max_num_reqs,
             loaded.vocab_size,
@@ -250,13 +252,11 @@ class DeviceRunner(ModelRunner):
 
     def _mass_kind(self, inputs: PreparedInputs) -> str | None:
         """What the decode kernel measures in this step; None: nothing, or it does not run."""
-        size = self.block_size
         num_reqs, num_blocks = self._decode_size(inputs)
         if (
             not self._num_measuring
             or inputs.num_tokens != self.input_batch.num_reqs
-            or size & (size - 1)
-            or size > _MOST_MEASURED_BLOCK_SIZE
+            or not self._do_blocks_fill_tiles
             or self._workspace(num_reqs, num_blocks) is None
         ):
             return None

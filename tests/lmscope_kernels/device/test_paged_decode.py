@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lmscope_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference
+from lmscope_kernels.paged_decode import (
+    DecodeWorkspace,
+    decode_tile,
+    paged_decode,
+    paged_decode_reference,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kernel_testing import (
@@ -215,3 +220,14 @@ def test_blocks_that_do_not_fill_a_tile_cannot_be_watched():
             workspace=DecodeWorkspace.allocate(1, 4, 64, 24, DEVICE),
             block_lse=block_lse,
         )
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tile_is_whole_blocks_unless_they_do_not_fit_into_every_gpu(dtype, capability):
+    for head_size in (64, 80, 128, 256):
+        for block_size in (1, 16, 32, 64):
+            num_keys, *_ = decode_tile(dtype, head_size, block_size, capability)
+            padded = 1 << (head_size - 1).bit_length()
+            is_large = 2 * block_size * padded * dtype.itemsize > 64 << 10
+            assert (num_keys % block_size == 0) is not is_large, (head_size, block_size)

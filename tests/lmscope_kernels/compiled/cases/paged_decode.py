@@ -3,7 +3,7 @@ from kernel_compiling import CAPABILITIES, MODELS, Case
 from lmscope_kernels.paged_decode import decode_tile, merge_kernel, split_kernel
 from triton import next_power_of_2
 
-OTHER_SHAPES = {"D80": (4, 2, 80), "D96": (4, 4, 96)}
+OTHER_SHAPES = {"D80": (4, 2, 80), "D96": (4, 4, 96), "D256": (8, 4, 256)}
 SHAPES = {name: shape[:3] for name, shape in MODELS.items()} | OTHER_SHAPES
 TYPE_NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 STRIDES = [
@@ -81,6 +81,7 @@ CASES = [
             for name in SHAPES
         ),
         split_case("135M", torch.float32, capability, has_block_lse=True),
+        split_case("D256", torch.float32, capability),
         split_case("Qwen3-0.6B", torch.bfloat16, capability),
         split_case("Qwen3-0.6B", torch.float32, capability, has_block_lse=True),
         split_case("Qwen3-0.6B", torch.float16, capability, window=4096, has_softcap=True),
