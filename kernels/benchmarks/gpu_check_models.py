@@ -114,7 +114,7 @@ def model_folder(model: Model) -> Path:
     """A folder with the model's config and random weights, written at its first use."""
     if model.name in _folders:
         return _folders[model.name]
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     folder = _folders[model.name] = Path(tempfile.mkdtemp(prefix="gpu_check_"))
     settings = dict(model.config)
@@ -124,6 +124,8 @@ def model_folder(model: Model) -> Path:
         module = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(module).__name__]
     config.save_pretrained(folder)
+    # With it the engine maps the file of weights, where it would copy all of them first.
+    GenerationConfig().save_pretrained(folder)
     tensors = {
         name: tuple(tensor.shape)
         for name, tensor in module.state_dict().items()

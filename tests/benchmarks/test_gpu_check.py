@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_check_kernels import device_test_command
+from gpu_check_models import TINY, model_folder, remove_models
 from gpu_check_report import Check, Measurement, is_noise, summary
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +166,21 @@ def test_without_a_device_only_a_dry_run_starts(tmp_path):
 
     assert result.returncode == 2
     assert "--dry-run goes through the items without one" in result.stderr
+
+
+def test_models_are_mapped_from_their_file_and_not_copied_first():
+    """Sixteen gigabytes are, else, before the first of them goes to a device."""
+    import torch
+    from transformers import AutoConfig
+
+    from lmscope.models.stored_model import load_stored
+
+    try:
+        folder = model_folder(TINY)
+        module = load_stored(folder, AutoConfig.from_pretrained(folder), torch.bfloat16)
+        assert module is not None
+    finally:
+        remove_models()
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
