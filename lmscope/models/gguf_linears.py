@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lmscope.models.cache import locked_cache, scratch_folder
+from lmscope.models.fuse import NotLean, lean_layout
 from lmscope.models.linear import (
     GGUF_NAME,
     ChosenMethod,
@@ -115,6 +116,7 @@ def choose_gguf_method(
         for name, weight in module.named_parameters()
         if f"{name}.quanta" in tensors
     }
+    _leave_out_what_is_not_multiplied(blocks, module)
     if not blocks:
         raise ValueError(
             f"{asked}, and no matrix of {file.name} is in blocks that the loops know; "
@@ -130,6 +132,21 @@ def choose_gguf_method(
         f"quantization='gguf', {len(blocks)} of {num_matrices} matrices as {file.name} has them, "
         f"for one or two rows; more rows {method.name}, {why}",
     )
+
+
+def _leave_out_what_is_not_multiplied(
+    blocks: dict[int, GgufBlocks], module: torch.nn.Module
+) -> None:
+    """Matrices that are multiplied as one must all be in blocks, and in blocks of one kind."""
+    try:
+        groups = lean_layout(module).groups()
+    except NotLean:
+        return
+    for group in groups:
+        ids = [id(layer.weight) for layer in group]
+        if len({blocks[each].quanta.dtype if each in blocks else None for each in ids}) > 1:
+            for each in ids:
+                blocks.pop(each, None)
 
 
 def _store(module: torch.nn.Module, file: Path, folder: Path, target: Path) -> None:

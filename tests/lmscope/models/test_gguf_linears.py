@@ -79,6 +79,11 @@ def test_a_group_runs_as_one_matrix_and_one_that_has_no_blocks_as_without_them(
     assert isinstance(groups["gate_up"], GgufLinear)
     assert groups["gate_up"].blocks.shape == (256, 64)
     assert groups["down"].blocks.shape == (64, 128)
+    # q is in blocks too, and not among those that the plan counts.
+    assert "8 of 15 matrices" in body._packed.line(is_changed=False).why
+    q = layer.self_attn.q_proj.weight
+    method = body._packed._chosen.method
+    assert method.packed_bytes(q) == method._method.packed_bytes(q)
     rows = torch.randn(2, 3, 64)
     with torch.inference_mode():
         for each in (rows, rows[:1, :2], rows[:0]):
