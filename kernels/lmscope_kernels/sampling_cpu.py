@@ -121,8 +121,9 @@ class SamplingLoops:
     """The compiled loops and their memory; for one thread at a time."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._kernels: Any = importlib.import_module("lmscope_kernels.sampling_numba")
-        kernels = self._kernels
+        self._rows: Any = importlib.import_module("lmscope_kernels.row_sampling_numba")
+        self._choices: Any = importlib.import_module("lmscope_kernels.sampling_numba")
+        kernels = self._rows
         size = -(-vocab_size // kernels.BLOCK) * kernels.BLOCK
         # The system hands pages out when they are first written: few rows need all of it.
         self._scratch = (
@@ -151,7 +152,7 @@ class SamplingLoops:
             np.empty(num_rows, np.float32),
             np.empty(num_rows, np.bool_),
         )
-        self._kernels.choose_rows(logits, *columns, positions, *changes, *self._scratch, *choices)
+        self._choices.choose_rows(logits, *columns, positions, *changes, *self._scratch, *choices)
         return choices
 
     def log_probabilities(
@@ -170,7 +171,7 @@ class SamplingLoops:
             np.empty(num_rows, np.int64),
             np.empty(num_rows, np.bool_),
         )
-        self._kernels.log_probabilities(logits, token_ids, k, *self._scratch, *result)
+        self._rows.log_probabilities(logits, token_ids, k, *self._scratch, *result)
         return result
 
 
