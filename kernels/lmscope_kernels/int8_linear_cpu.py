@@ -6,8 +6,8 @@
 A weight is off by half a scale at most. For up to MAX_ROWS rows loops compiled by numba (the
 extra `cpu`) read the 8-bit weights, and round x to at least 9 and up to 16 bits of its largest
 number in the row, which adds little to what the weights lost. More rows are multiplied by the
-same weights: by q in half precision, which holds it exactly, where torch packs such, else by the
-weights turned back into float32.
+same weights: by q in half precision, which holds it exactly, where half_linear_cpu has loops for
+the processor, else by the weights turned back into float32.
 
     quantize_int8(weight) -> Int8Weight(weight, scales)
     int8_linear(x [M, in], weight, bias=None) -> [M, out], M up to MAX_ROWS
@@ -23,6 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lmscope_kernels.half_linear_cpu import (
+    HalfTiles,
+    half_linear,
+    pack_half,
+    packed_half_bytes,
+    why_no_half_loops,
+)
 from lmscope_kernels.numba_support import use_torch_threads
 
 __all__ = [
@@ -31,7 +38,7 @@ __all__ = [
     "Int8Weight",
     "int8_linear",
     "int8_linear_reference",
-    "packs_fp16",
+    "packed_int8_bytes",
     "quantize_int8",
 ]
 
@@ -92,33 +99,32 @@ def int8_linear(rows: Tensor, weight: Int8Weight, bias: Tensor | None = None) ->
 
 
 class Int8Linear:
-    """One quantised linear layer; keeps 8-bit weights, and 16-bit ones where torch packs them."""
+    """One quantised linear layer; keeps 8-bit weights, and 16-bit ones where there are loops."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight [out, in], bias [out]; both are copied."""
         self.weight = quantize_int8(weight)
         self.bias = None if bias is None else bias.detach().float().contiguous().clone()
-        self._packed: Any = None
-        if packs_fp16():
+        self._tiles: HalfTiles | None = None
+        if why_no_half_loops() is None:
             # Without the scales, with which small weights would be lost and large ones infinite.
-            integers = self.weight.weight.float()
-            self._packed = torch.ops.quantized.linear_prepack_fp16(integers, None)
+            self._tiles = pack_half(self.weight.weight.float())
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows [..., in] float32 -> [..., out]."""
-        num_rows = rows.numel() // rows.shape[-1]
-        if 0 < num_rows <= MAX_ROWS:
-            output = int8_linear(rows.reshape(num_rows, -1), self.weight, self.bias)
-            return output.view(*rows.shape[:-1], -1)
-        if self._packed is not None:
-            multiplied: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
-            multiplied.mul_(self.weight.scales)
-            return multiplied if self.bias is None else multiplied.add_(self.bias)
-        return F.linear(rows, self.weight.dequantize(), self.bias)
+        flat = rows.reshape(-1, rows.shape[-1])
+        if 0 < len(flat) <= MAX_ROWS:
+            output = int8_linear(flat, self.weight, self.bias)
+        elif self._tiles is not None:
+            output = half_linear(flat, self._tiles).mul_(self.weight.scales)
+            if self.bias is not None:
+                output.add_(self.bias)
+        else:
+            output = F.linear(flat, self.weight.dequantize(), self.bias)
+        return output.view(*rows.shape[:-1], len(self.weight.weight))
 
 
-def packs_fp16() -> bool:
-    """Whether more than MAX_ROWS rows are multiplied in half precision; else in float32."""
-    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
-        torch.ops.quantized, "linear_prepack_fp16"
-    )
+def packed_int8_bytes(num_outputs: int, num_inputs: int) -> int:
+    """What Int8Linear takes for a matrix, without its bias."""
+    halves = packed_half_bytes(num_outputs, num_inputs) if why_no_half_loops() is None else 0
+    return num_outputs * num_inputs + 4 * num_outputs + halves

@@ -184,6 +184,28 @@ class _Call:
             .expand(_ROWS_PER_CALL, -1, -1, -1)
             for each in (keys, values)
         )
+        result = self._weighted(grouped, own_keys, own_values, scale)
+        if not bool(result.isfinite().all()):
+            # A weight of zero times what is no number is none, and a row that such a key is hidden
+            # from must not see it. Zeros in its place give that row the bits it always has.
+            is_bad = ~(own_keys.isfinite() & own_values.isfinite()).flatten(2).all(dim=2)
+            own_keys, own_values = (
+                each.masked_fill(is_bad[:, :, None, None], 0) for each in (own_keys, own_values)
+            )
+            sees_none = ~((self._bias[:, 0, 0] == 0) & is_bad).any(dim=1)
+            result[sees_none] = self._weighted(grouped, own_keys, own_values, scale)[sees_none]
+        meant = self._num_rows
+        output.index_copy_(0, self._rows[:meant], result.flatten(1, 2)[:meant])
+
+    def _weighted(
+        self, grouped: Tensor, own_keys: Tensor, own_values: Tensor, scale: float
+    ) -> Tensor:
+        """Sums of values by softmax.
+
+        grouped                 [_ROWS_PER_CALL, K, G, D]
+        own_keys, own_values    [_ROWS_PER_CALL, L, K, D]
+        """
+        num_kv_heads = grouped.shape[1]
         scores = torch.empty(*grouped.shape[:3], self._slots.shape[1])
         for head in range(num_kv_heads):
             scores[:, head] = torch.bmm(grouped[:, head], own_keys[:, :, head].transpose(1, 2))
@@ -191,8 +213,7 @@ class _Call:
         result = torch.empty_like(grouped)
         for head in range(num_kv_heads):
             result[:, head] = torch.bmm(weights[:, head], own_values[:, :, head])
-        meant = self._num_rows
-        output.index_copy_(0, self._rows[:meant], result.flatten(1, 2)[:meant])
+        return result
 
 
 def _split(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -21,13 +21,18 @@ Function = TypeVar("Function", bound=Callable[..., object])
 @lru_cache(maxsize=1)
 def why_not_numba() -> str | None:
     """Why loops cannot be compiled here; None: they can."""
-    if importlib.util.find_spec("numba") is None:
+    if not is_numba_installed():
         return "numba is not installed; pip install lmscope[cpu] makes it faster"
     try:
         importlib.import_module("lmscope_kernels.decode_attention_numba")
     except (ImportError, RuntimeError, OSError) as error:
         return f"numba is installed and does not run ({error})"
     return None
+
+
+def is_numba_installed() -> bool:
+    """Whether somebody wants loops to be compiled, which may not work."""
+    return importlib.util.find_spec("numba") is not None
 
 
 def of_these_sources(function: Function) -> Function:

@@ -188,10 +188,17 @@ class InputProcessor:
                 "tokenizer"
             )
         if num_tokens >= self._max_model_len:
+            most, wanted = self._max_model_len - 1, num_tokens + 64
+            shorter = f"shorten the prompt to {most} tokens or " if most else ""
+            # Left to itself, max_model_len is what the pool holds.
+            larger = (
+                f" and num_kv_blocks={-(-wanted // self._block_size) + 1} or more"
+                if wanted > self._max_pool_tokens
+                else ""
+            )
             raise ValueError(
-                f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}, and "
-                f"one is for the output; shorten the prompt to {self._max_model_len - 1} tokens "
-                f"or load the model with max_model_len={num_tokens + 64}"
+                f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}, and one "
+                f"is for the output; {shorter}load the model with max_model_len={wanted}{larger}"
             )
         if num_tokens > self._max_pool_tokens:
             needed = -(-num_tokens // self._block_size)

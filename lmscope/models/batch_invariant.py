@@ -64,6 +64,7 @@ def invariant_method(chosen: ChosenMethod) -> ChosenMethod:
         InvariantLinears(chosen.method),
         "batch_invariant=True, calls of fixed numbers of rows, each tried on this machine; "
         + chosen.why,
+        chosen.warning,
     )
 
 

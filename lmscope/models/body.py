@@ -251,7 +251,8 @@ class ModelBody:
             self._is_warned = True
             logger.warning(
                 "llm.module was changed after it was loaded, so steps run through it, by "
-                "F.linear, which is %s; load the changed model for packed weights",
+                "F.linear, which is %s; call llm.reset_prefix_cache(), since keys and values that "
+                "are cached are of what it was, and load the changed model for packed weights",
                 "slower and not batch-invariant" if self._is_invariant else "slower",
             )
         return is_changed

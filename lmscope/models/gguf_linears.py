@@ -123,14 +123,15 @@ def choose_gguf_method(
             "leave quantization out"
         )
     prepare_gguf_loops()
-    method, why = choose_linear_method(
+    more = choose_linear_method(
         exact=False, quantization=None, dtype=parameter.dtype, device=device
     )
     num_matrices = sum(parameter.dim() == 2 for parameter in module.parameters())
     return ChosenMethod(
-        GgufLinears(blocks, method),
+        GgufLinears(blocks, more.method),
         f"quantization='gguf', {len(blocks)} of {num_matrices} matrices as {file.name} has them, "
-        f"for one or two rows; more rows {method.name}, {why}",
+        f"for one or two rows; more rows {more.method.name}, {more.why}",
+        more.warning,
     )
 
 

@@ -6,6 +6,7 @@ gets and why; the rest of lmscope calls the functions and does not know them apa
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
 from collections.abc import Callable, Sequence
@@ -18,8 +19,8 @@ from lmscope_kernels.half_linear_cpu import (
     packed_half_bytes,
     why_no_half_loops,
 )
-from lmscope_kernels.int8_linear_cpu import MAX_ROWS, Int8Linear, packs_fp16
-from lmscope_kernels.numba_support import why_not_numba
+from lmscope_kernels.int8_linear_cpu import MAX_ROWS, Int8Linear, packed_int8_bytes
+from lmscope_kernels.numba_support import is_numba_installed, why_not_numba
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,6 +41,8 @@ __all__ = [
     "choose_linear_method",
     "why_no_loops",
 ]
+
+logger = logging.getLogger(__name__)
 
 # Rows [..., in] -> [..., out].
 Linear = Callable[[Tensor], Tensor]
@@ -194,8 +197,8 @@ class Fp16PackedLinears:
 class Int8Linears:
     """float32 rows times weights of 8 bits, each output with a scale of its own; approximate.
 
-    For one to four rows. More are multiplied by the same weights, in half precision where torch
-    packs such.
+    For one to four rows. More are multiplied by the same weights, in half precision where there
+    are loops for it.
     """
 
     name = "int8"
@@ -207,15 +210,22 @@ class Int8Linears:
         return Int8Linear(*_side_by_side(parts))
 
     def packed_bytes(self, weight: Tensor) -> int:
-        # Weights of 8 bits, the same in half precision where torch packs such, and the scales.
-        return (3 if packs_fp16() else 1) * weight.numel() + 4 * len(weight)
+        return packed_int8_bytes(*weight.shape)
 
 
 class ChosenMethod(NamedTuple):
-    """A method, and why it is this one."""
+    """A method, and why it is this one.
+
+    warning    what runs instead of what could be expected, and what to do; "": nothing does
+    """
 
     method: LinearMethod
     why: str
+    warning: str = ""
+
+    def warn(self) -> None:
+        if self.warning:
+            logger.warning("%s", self.warning)
 
 
 def choose_linear_method(
@@ -236,10 +246,16 @@ def choose_linear_method(
         reason = why_no_loops(dtype, device)
         if reason is not None:
             raise ValueError(f"quantization is 'int8', which {reason}, or leave quantization out")
-        more = "half precision" if packs_fp16() else "float32"
+        reason = why_no_half_loops()
+        more = "half precision" if reason is None else f"float32, since {reason},"
         return ChosenMethod(
             Int8Linears(),
             f"quantization='int8', approximate; {more} for more than {MAX_ROWS} rows",
+            ""
+            if reason is None
+            else f"quantization is 'int8', and {reason}: steps of more than "
+            f"{MAX_ROWS} rows turn all weights back into float32, which is slow; leave "
+            "quantization out for such steps",
         )
     if device.type == "cuda":
         return ChosenMethod(SideBySideLinears(), f"on {device}, in the dtype of the weights")
@@ -247,10 +263,15 @@ def choose_linear_method(
         return ChosenMethod(PlainLinears(), "exact=True")
     reason = _why_not_fp16(dtype, device)
     if reason is not None:
-        return ChosenMethod(PlainLinears(), reason)
+        return ChosenMethod(PlainLinears(), reason, _warning(reason, dtype, device))
+    warning = ""
+    if is_numba_installed() and why_not_numba() is not None:
+        warning = f"{why_not_numba()}, so torch computes what loops would, slower; reinstall numba"
     method = Fp16PackedLinears()
     how = "by compiled loops" if method.in_loops else f"by torch, since {why_no_half_loops()}"
-    return ChosenMethod(method, f"float32 on an x86 CPU, {how}; exact=True keeps float32 weights")
+    return ChosenMethod(
+        method, f"float32 on an x86 CPU, {how}; exact=True keeps float32 weights", warning
+    )
 
 
 def adjoined(parts: Sequence[WeightAndBias]) -> WeightAndBias:
@@ -284,9 +305,9 @@ def _why_not_fp16(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"packed weights are for a CPU, and this is {device.type}"
     if dtype != torch.float32:
         return f"packed weights take rows in float32, and these are {_name(dtype)}"
-    machine = platform.machine().lower()
-    if machine not in ("x86_64", "amd64"):
-        return f"packed weights need an x86 CPU, and this is {machine or 'unknown'}"
+    if not _is_x86():
+        machine = platform.machine().lower() or "unknown"
+        return f"packed weights need an x86 CPU, and this is {machine}"
     if why_no_half_loops() is None:
         return None
     for name in ("linear_prepack_fp16", "linear_dynamic_fp16"):
@@ -295,6 +316,22 @@ def _why_not_fp16(dtype: torch.dtype, device: torch.device) -> str | None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         return "this build of torch has no fbgemm"
     return None
+
+
+def _warning(reason: str, dtype: torch.dtype, device: torch.device) -> str:
+    """What to say of F.linear where packed weights could be expected; "" where they could not."""
+    if device.type != "cpu" or not _is_x86():
+        return ""
+    slow = (
+        f"matrices are multiplied by F.linear, several times slower than packed weights: {reason}"
+    )
+    if dtype != torch.float32:
+        return f"{slow}; use dtype='float32'"
+    return f"{slow}, and {why_no_half_loops()}"
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _adjoining(weights: Sequence[Tensor]) -> Tensor | None:

@@ -117,6 +117,7 @@ class LoadedModel:
                     chosen = kernel_invariant_method()
                 elif batch_invariant:
                     chosen = invariant_method(chosen)
+                chosen.warn()
                 shape = ModelShape(**{name: getattr(self, name) for name in ModelShape._fields})
                 is_early = isinstance(chosen.method, Fp16PackedLinears) and not batch_invariant
                 self._bodies.made[key] = ModelBody(

@@ -72,7 +72,7 @@ class PackedLinears:
 
     def line(self, is_changed: bool) -> PlanLine:
         """Of all linear layers together."""
-        method, why = self._chosen
+        method, why = self._chosen.method, self._chosen.why
         if is_changed:
             return PlanLine(self._plain.name, "llm.module was changed after it was loaded")
         if not self.refused:

@@ -107,3 +107,18 @@ def test_what_lies_past_the_end_of_a_request_does_not_matter(kernel):
     after = pool.attend([(0, 20, 33), (1, 4, 5)], kernel)
 
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_a_key_that_is_no_number_is_not_seen_by_the_rows_before_it(kernel, which, damage):
+    pool = Pool((4, 2, 16, 4), [40])
+    (expected,) = pool.attend([(0, 0, 40)], kernel)
+    place = 25
+    getattr(pool, which)[pool.table[0, place // 4], place % 4, 1, 3] = damage
+
+    (got,) = pool.attend([(0, 0, 40)], kernel)
+
+    assert torch.equal(got[:place], expected[:place])
+    if damage is torch.nan:  # a key that is infinite may have no weight at all
+        assert not got[place:].isfinite().all(dim=(1, 2)).any()

@@ -147,6 +147,21 @@ def test_i2_a_prompt_without_room_for_an_output_is_refused(length: int, message:
         process([97] * length, processor=make(max_model_len=32))
 
 
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"max_model_len": 1}, r"one is for the output; load the model with max_model_len=65$"),
+        (
+            {"max_model_len": 1, "max_pool_tokens": 16},
+            r"the output; load the model with max_model_len=65 and num_kv_blocks=6 or more$",
+        ),
+    ],
+)
+def test_i2_the_advice_can_be_followed(settings: dict[str, int], advice: str):
+    with pytest.raises(ValueError, match=advice):
+        process([97], processor=make(**settings))
+
+
 def test_i2_one_token_less_leaves_room_for_one_output():
     request = process([97] * 31, processor=make(max_model_len=32), max_tokens=None)
 

@@ -7,6 +7,8 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
+from lmscope_kernels import int8_linear_cpu
+from lmscope_kernels.half_linear_cpu import why_no_half_loops
 from lmscope_kernels.int8_linear_cpu import Int8Linear
 from lmscope_kernels.numba_support import has_safe_threads
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -14,12 +16,20 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from lmscope.models import linear
 from lmscope.models.attention import BatchView, KVCache
 from lmscope.models.int8_step import Int8Step
-from lmscope.models.linear import Int8Linears, WeightAndBias, choose_linear_method
+from lmscope.models.linear import (
+    Fp16PackedLinears,
+    Int8Linears,
+    WeightAndBias,
+    choose_linear_method,
+)
 from lmscope.models.loader import load_model
 
 CPU = torch.device("cpu")
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs the extra cpu"
+)
+needs_half_loops = pytest.mark.skipif(
+    why_no_half_loops() is not None, reason="needs numba, and x86 with AVX2, FMA and F16C"
 )
 TINY = {
     "vocab_size": 300,
@@ -82,21 +92,32 @@ def test_an_unknown_quantization_names_the_known_one():
 
 @needs_numba
 def test_int8_is_chosen_by_name_and_called_approximate():
-    method, why = choose("int8")
+    chosen = choose("int8")
 
-    assert method.name == "int8"
-    assert "approximate" in why
+    assert chosen.method.name == "int8"
+    assert "approximate" in chosen.why
 
 
 @needs_numba
-@pytest.mark.parametrize(("packs", "more"), [(True, "half precision"), (False, "float32")])
-def test_the_plan_says_what_more_rows_are_multiplied_in(monkeypatch, packs, more):
-    monkeypatch.setattr(linear, "packs_fp16", lambda: packs)
+def test_the_plan_says_what_more_rows_are_multiplied_in(monkeypatch):
+    for file in (linear, int8_linear_cpu):
+        monkeypatch.setattr(file, "why_no_half_loops", lambda: "this processor has no AVX2")
 
-    method, why = choose("int8")
+    chosen = choose("int8")
 
-    assert f"{more} for more than 4 rows" in why
-    assert method.packed_bytes(torch.zeros(10, 32)) == (3 if packs else 1) * 320 + 40
+    assert "float32, since this processor has no AVX2, for more than 4 rows" in chosen.why
+    assert "steps of more than 4 rows turn all weights back into float32" in chosen.warning
+    assert chosen.method.packed_bytes(torch.zeros(10, 32)) == 320 + 40
+
+
+@needs_half_loops
+def test_more_rows_are_multiplied_in_half_precision_where_there_are_loops():
+    chosen = choose("int8")
+
+    assert "half precision for more than 4 rows" in chosen.why
+    assert chosen.warning == ""
+    halves = Fp16PackedLinears().packed_bytes(torch.zeros(10, 32))
+    assert chosen.method.packed_bytes(torch.zeros(10, 32)) == 320 + 40 + halves
 
 
 @pytest.mark.parametrize(

@@ -183,16 +183,17 @@ def test_exact_and_other_dtypes_get_f_linear_with_the_reason():
         (torch.bfloat16, CPU, "bfloat16"),
         (torch.float32, torch.device("meta"), "meta"),
     ):
-        method, why = choose(dtype=dtype, device=device)
-        assert method.name == "F.linear"
-        assert word in why
+        chosen = choose(dtype=dtype, device=device)
+        assert chosen.method.name == "F.linear"
+        assert word in chosen.why
 
 
-def test_a_processor_or_torch_without_packed_weights_gets_f_linear(monkeypatch, recwarn):
+def test_a_processor_or_torch_without_packed_weights_gets_f_linear(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(platform, "machine", lambda: "arm64")
-        method, why = choose()
-        assert (method.name, "arm64" in why) == ("F.linear", True)
+        chosen = choose()
+        assert (chosen.method.name, "arm64" in chosen.why) == ("F.linear", True)
+        assert chosen.warning == "", "nothing else could be expected"
 
     class NoOps:
         pass
@@ -200,10 +201,29 @@ def test_a_processor_or_torch_without_packed_weights_gets_f_linear(monkeypatch, 
     monkeypatch.setattr(linear, "why_no_half_loops", lambda: "numba is not installed")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.ops, "quantized", NoOps())
-    method, why = choose()
-    assert method.name == "F.linear"
-    assert "quantized.linear_prepack_fp16" in why
-    assert not recwarn.list
+    chosen = choose()
+    assert chosen.method.name == "F.linear"
+    assert "quantized.linear_prepack_fp16" in chosen.why
+    assert chosen.warning == (
+        "matrices are multiplied by F.linear, several times slower than packed weights: this build "
+        "of torch has no quantized.linear_prepack_fp16, and numba is not installed"
+    )
+
+
+@needs_packed
+def test_a_numba_that_does_not_run_is_said_with_what_runs_instead(monkeypatch):
+    assert choose().warning == ""
+    broken = "numba is installed and does not run (no LLVM)"
+    for name in ("why_not_numba", "why_no_half_loops"):
+        monkeypatch.setattr(linear, name, lambda: broken)
+    monkeypatch.setattr(linear, "is_numba_installed", lambda: True)
+
+    assert (
+        choose().warning == f"{broken}, so torch computes what loops would, slower; reinstall numba"
+    )
+
+    monkeypatch.setattr(linear, "is_numba_installed", lambda: False)
+    assert choose().warning == "", "an extra that was not installed is not missed"
 
 
 @needs_packed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import platform
 import shutil
 import sys
 from types import SimpleNamespace
@@ -147,6 +148,18 @@ def test_a_folder_without_a_tokenizer_loads_and_warns(folder, caplog):
 
     assert loaded.tokenizer is None
     assert "has no tokenizer, so prompts must be token ids" in caplog.text
+
+
+def test_a_dtype_that_is_slow_on_a_cpu_is_said_once(folder, caplog, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    loaded = load(folder, dtype="bfloat16")
+    with caplog.at_level(logging.WARNING, logger="lmscope"):
+        for _ in range(2):
+            loaded.body(exact=False)
+        loaded.body(exact=True)
+
+    (message,) = [r.getMessage() for r in caplog.records if "F.linear" in r.getMessage()]
+    assert "these are bfloat16; use dtype='float32'" in message
 
 
 def test_no_tokenizer_is_loaded_unless_there_is_something_to_load_it_with(folder, caplog):
