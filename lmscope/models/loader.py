@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from lmscope.models.support import (
     rope_settings,
 )
 from lmscope.models.swap import linear_layers, swapped_linears
+from lmscope.models.telling import is_stderr_watched, tell_of_compiling
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -103,6 +103,7 @@ class LoadedModel:
             in_kernels = batch_invariant and attention_backend == "triton"
             key = exact, quantization, batch_invariant, in_kernels
             if key not in self._bodies.made:
+                tell_of_compiling()
                 chosen = (
                     choose_gguf_method(self.module, Path(self.path), self.gguf_file, self.device)
                     if quantization == GGUF_NAME
@@ -182,7 +183,7 @@ def load_model(
     lmscope cannot run it; LmscopeError when the demo model cannot be fetched.
     """
     chosen_device = choose_device(device)
-    are_bars_shown = _is_stderr_watched() if show_progress is None else show_progress
+    are_bars_shown = is_stderr_watched() if show_progress is None else show_progress
     source = find_model(model, are_bars_shown)
     options = {"trust_remote_code": trust_remote_code}
     # Weights that are made in somebody's inference mode do not tell when they are written to.
@@ -391,16 +392,6 @@ def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(dict.fromkeys(value))
-
-
-def _is_stderr_watched() -> bool:
-    """Whether somebody sees a bar: in a notebook or a terminal, not in a log or a test."""
-    # A kernel has loaded IPython; here it must not be.
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
-        return True
-    is_terminal: Callable[[], bool] | None = getattr(sys.stderr, "isatty", None)
-    return is_terminal is not None and is_terminal()
 
 
 @contextmanager

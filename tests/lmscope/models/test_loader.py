@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import platform
 import shutil
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ from transformers import (
 )
 
 from lmscope.models.attention import ATTENTION_NAME
-from lmscope.models.loader import _is_stderr_watched, load_model
+from lmscope.models.loader import load_model
 
 SETTINGS = {
     "vocab_size": 97,
@@ -321,27 +318,6 @@ def test_progress_is_not_shown_where_nobody_sees_it(folder, capfd):
     load_model(folder, dtype="bfloat16")
 
     assert capfd.readouterr().err == ""
-
-
-def test_a_terminal_and_a_notebook_are_seen_and_a_log_is_not(monkeypatch):
-    monkeypatch.setitem(sys.modules, "IPython", None)
-    for stream, is_seen in [
-        (io.StringIO(), False),
-        (None, False),
-        (object(), False),
-        (SimpleNamespace(isatty=lambda: True), True),
-    ]:
-        monkeypatch.setattr(sys, "stderr", stream)
-        assert _is_stderr_watched() == is_seen
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    for shell, is_seen in [
-        (None, False),
-        (SimpleNamespace(), False),  # the IPython of a terminal
-        (SimpleNamespace(kernel=object()), True),
-    ]:
-        ipython = SimpleNamespace(get_ipython=lambda shell=shell: shell)
-        monkeypatch.setitem(sys.modules, "IPython", ipython)
-        assert _is_stderr_watched() == is_seen
 
 
 def test_a_folder_that_moved_still_loads(tmp_path, folder):
