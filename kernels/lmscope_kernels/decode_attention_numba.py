@@ -40,7 +40,10 @@ _EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 
 @njit(fastmath=EXACT_ENOUGH, inline="always")
 def exp(x: Any) -> Any:
-    """e**x in float32 to 2e-7 of itself, between e**-87 and e**88, in vector instructions."""
+    """e**x in float32 to 2e-7 of itself, between e**-87 and e**88, in vector instructions.
+
+    It becomes part of what calls it, and is rounded as that is: strictly where that is.
+    """
     x = min(max(x, _SMALLEST), _LARGEST)
     n = np.floor(x * _LOG2_E + _HALF)
     r = x - n * _LN_2_HIGH

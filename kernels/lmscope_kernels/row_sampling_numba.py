@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from lmscope_kernels.decode_attention_numba import exp
 from lmscope_kernels.numba_support import of_these_sources
 from lmscope_kernels.vector_code import INT, LANES, at, load, on_all_lanes
 
@@ -55,10 +56,6 @@ NUM_SUMS = QUARTER + _NUM_BINS
 FLOAT_BYTES = 4
 ZERO, ONE = np.float32(0), np.float32(1)
 BARRED, LOWEST = np.float32(-np.inf), np.float32(np.finfo(np.float32).min)
-_SMALLEST, _HALF, _LOG2_E = np.float32(-87), np.float32(0.5), np.float32(1.4426950408889634)
-# ln 2 in two parts, the first of which times a small integer is exact.
-_LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 
 # Cannot be called from Python, which saves a tenth of the time to compile.
 inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -91,22 +88,6 @@ def first_bit(context: Any, bits: Any) -> Any:
     return types.int64(types.int64), code
 
 
-@njit(nogil=True, error_model="numpy", inline="always")
-def _exp(x: Any) -> Any:
-    """e**x in float32 for what is not above 0, to 2 units in the last place; at least e**-87."""
-    x = x if x > _SMALLEST else _SMALLEST
-    n = np.floor(x * _LOG2_E + _HALF)
-    r = x - n * _LN_2_HIGH - n * _LN_2_LOW
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + ONE
-    return p * np.int32((np.int32(n) + _EXPONENT_BIAS) << _MANTISSA_BITS).view(np.float32)
-
-
 @inner
 def largest_of(row: Any, maxima: Any) -> Any:
     """The largest number of a row and whether it has a NaN; maxima [NUM_PIECES] of each piece."""
@@ -131,10 +112,10 @@ def weigh(values: Any, count: Any, temperature: Any, most: Any, weights: Any) ->
     # As long as what follows, and no division where there is none.
     if temperature == ONE:
         for i in range(count):
-            weights[i] = _exp(values[i] - most)
+            weights[i] = exp(values[i] - most)
     else:
         for i in range(count):
-            weights[i] = _exp(values[i] / temperature - most)
+            weights[i] = exp(values[i] / temperature - most)
 
 
 @njit(nogil=True, error_model="numpy")
