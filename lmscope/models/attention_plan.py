@@ -9,7 +9,6 @@ keeps them, and a plan for a window never reads them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,42 +21,19 @@ from lmscope_kernels.prompt_attention_cpu import Prompts, attend_prompts_cpu
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lmscope.models.attention_keys import (
+    Keys,
+    causal_bias,
+    groups_of_like_length,
+    padded_slots,
+    run_of_slots,
+)
+
 __all__ = ["AttentionPlan", "Decoding"]
 
-# Rows times tokens of padding that cost as much as one more call per layer.
-_PADDING_PER_CALL = 512
-# From so many consecutive keys on, a call of its own that copies none of them is cheaper.
-_KEYS_PER_CALL = 256
 # A whole prompt of so many rows is quicker with a bias, of which keys that nobody in a tile of
 # rows attends to are left out. Torch itself passes over them when there are more.
 _BIASED_PROMPT_ROWS = range(129, 769)
-
-
-class _Keys:
-    """Where the keys and values of some rows lie: a run of slots to view, or slots to gather.
-
-    slots    [R * L], slot 0, in the null block, past the end of a request; or a slice
-    """
-
-    def __init__(self, slots: Tensor | slice) -> None:
-        self.slots = slots
-        # Filled again by each layer: fresh memory of this size costs more than the copy.
-        self._key: Tensor | None = None
-        self._value: Tensor | None = None
-
-    def of(self, key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [R * L, K, D], to be read before the next layer asks."""
-        keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
-        if isinstance(self.slots, slice):
-            return keys[self.slots], values[self.slots]
-        if self._key is None or self._value is None:
-            self._key = keys.new_empty(len(self.slots), *keys.shape[1:])
-            self._value = torch.empty_like(self._key)
-        # Selecting whole rows of K * D numbers is a memory copy; indexing [B, S, K, D] by a
-        # tensor of slots gives the same and takes half as long again.
-        for cache, rows in ((keys, self._key), (values, self._value)):
-            torch.index_select(cache.flatten(1), 0, self.slots, out=rows.view(len(rows), -1))
-        return self._key, self._value
 
 
 @dataclass(frozen=True)
@@ -70,7 +46,7 @@ class _OneRowEach:
     """
 
     rows: Tensor | None
-    keys: _Keys
+    keys: Keys
     bias: Tensor | None
 
 
@@ -85,7 +61,7 @@ class _ManyRows:
 
     start: int
     end: int
-    keys: _Keys | None
+    keys: Keys | None
     bias: Tensor | None
 
 
@@ -212,7 +188,7 @@ class AttentionPlan:
             keys = bias = None
             is_whole = num_rows == seq_len
             if not is_whole:
-                where: Tensor | slice | None = _run_of_slots(
+                where: Tensor | slice | None = run_of_slots(
                     of.block_table[request],
                     int(of.first_keys[request]),
                     int(num_keys[request]),
@@ -220,18 +196,18 @@ class AttentionPlan:
                 )
                 if where is None:
                     only = [request]
-                    slots, _ = _padded_slots(
+                    slots, _ = padded_slots(
                         of.block_table[only], of.first_keys[only], num_keys[only], of.block_size
                     )
                     where = to_device(slots)
-                keys = _Keys(where)
+                keys = Keys(where)
             if (
                 of.with_bias
                 or not is_whole
                 or (of.window is not None and of.window < seq_len)
                 or num_rows in _BIASED_PROMPT_ROWS
             ):
-                bias = to_device(_bias(num_rows, int(num_keys[request]), of.window))
+                bias = to_device(causal_bias(num_rows, int(num_keys[request]), of.window))
             segments.append(_ManyRows(start, end, keys, bias))
         return tuple(segments)
 
@@ -242,7 +218,7 @@ class AttentionPlan:
         num_keys = decoding.seq_lens - decoding.first_keys
 
         def run_of(request: int) -> slice | None:
-            return _run_of_slots(
+            return run_of_slots(
                 decoding.block_table[request],
                 int(decoding.first_keys[request]),
                 int(num_keys[request]),
@@ -251,19 +227,19 @@ class AttentionPlan:
 
         groups = []
         requests = np.arange(len(num_keys))
-        for members in _groups_of_like_length(requests, num_keys, run_of):
+        for members in groups_of_like_length(requests, num_keys, run_of):
             bias = None
             run = run_of(int(members[0])) if len(members) == 1 else None
             if run is not None:
-                keys = _Keys(run)
+                keys = Keys(run)
             else:
-                slots, bias = _padded_slots(
+                slots, bias = padded_slots(
                     decoding.block_table[members],
                     decoding.first_keys[members],
                     num_keys[members],
                     decoding.block_size,
                 )
-                keys = _Keys(torch.from_numpy(slots).to(decoding.device))
+                keys = Keys(torch.from_numpy(slots).to(decoding.device))
             is_all = decoding.is_all and len(members) == len(requests)
             rows = None if is_all else torch.from_numpy(decoding.rows[members])
             groups.append(
@@ -363,123 +339,32 @@ class AttentionPlan:
                 keys, values = segment.keys.of(key_cache, value_cache)
             own = attend_many_rows(query[rows], keys, values, segment.bias, scale, softcap)
             if own.device.type == "cpu" and not math.isfinite(float(own.sum())):
-                own = self._attend_apart(query[rows], keys, values, segment.bias, scale, softcap)
+                self._attend_apart(own, query[rows], keys, values, segment.bias, scale, softcap)
             output[rows] = own
 
     def _attend_apart(
         self,
+        own: Tensor,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
         bias: Tensor | None,
         scale: float,
         softcap: float | None,
-    ) -> Tensor:
-        """The same where something is no number: rows that such a key is hidden from do not see it.
+    ) -> None:
+        """Have rows of `own` not see a key that is no number and hidden from them.
 
         A weight of zero times what is no number is none, and earlier rows may be in blocks that
-        another request shares. Rows that see such a key are NaN.
+        another request shares. Rows that see such a key stay as they are.
         """
         is_bad = ~(keys.isfinite() & values.isfinite()).flatten(1).all(dim=1)
         keys, values = (each.masked_fill(is_bad[:, None, None], 0) for each in (keys, values))
-        output = attend_many_rows(query, keys, values, bias, scale, softcap)
-        is_seen = torch.from_numpy(_bias(len(query), len(keys), self.prefilling.window) == 0)
-        output[(is_seen & is_bad).any(dim=1)] = torch.nan
-        return output
+        is_seen = torch.from_numpy(causal_bias(len(query), len(keys), self.prefilling.window) == 0)
+        sees_none = ~(is_seen & is_bad).any(dim=1)
+        without = attend_many_rows(query, keys, values, bias, scale, softcap)
+        own[sees_none] = without[sees_none]
 
 
 def _is_compiled(query: Tensor, key_cache: Tensor) -> bool:
     choice = decode_kernel_choice(key_cache.dtype, key_cache.device)
     return query.dtype == key_cache.dtype and choice.name == "numba"
-
-
-def _groups_of_like_length(
-    requests: NDArray[np.intp],
-    num_keys: NDArray[np.int32],
-    run_of: Callable[[int], slice | None],
-) -> list[NDArray[np.intp]]:
-    """`requests` in groups, so that padding each to its longest wastes little.
-
-    One call costs as much as some padding; a new group begins where the padding that it
-    saves is more. A request with many keys in a run needs no copy of them, so it goes alone.
-    """
-    alone = [
-        request
-        for request in requests.tolist()
-        if num_keys[request] >= _KEYS_PER_CALL and run_of(request) is not None
-    ]
-    if alone:
-        others = np.setdiff1d(requests, alone)
-        groups = _groups_of_like_length(others, num_keys, lambda request: None)
-        return [np.array([request]) for request in alone] + groups
-    if len(requests) == 0:
-        return []
-    lengths = num_keys[requests]
-    if (int(lengths.max()) - int(lengths.min())) * len(requests) <= _PADDING_PER_CALL:
-        return [requests]
-    order = np.argsort(-lengths, kind="stable")
-    longest_first = lengths[order].tolist()
-    borders = []
-    longest = longest_first[0]
-    for index, length in enumerate(longest_first):
-        if (longest - length) * (len(longest_first) - index) > _PADDING_PER_CALL:
-            borders.append(index)
-            longest = length
-    return [requests[np.sort(part)] for part in np.split(order, borders)]
-
-
-def _run_of_slots(
-    block_ids: NDArray[np.int32], first_key: int, num_keys: int, block_size: int
-) -> slice | None:
-    """The slots of num_keys tokens from the first, where their blocks are consecutive."""
-    first_block, end = first_key // block_size, first_key + num_keys
-    own = block_ids[first_block : -(-end // block_size)]
-    if len(own) > 1 and not bool((np.diff(own) == 1).all()):
-        return None
-    start = (int(own[0]) - first_block) * block_size
-    return slice(start + first_key, start + end)
-
-
-def _padded_slots(
-    block_table: NDArray[np.int32],
-    first_keys: NDArray[np.int32],
-    num_keys: NDArray[np.int32],
-    block_size: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-    """Slots [R * L] of num_keys tokens from the first, and the bias [R, 1, 1, L] for the rest.
-
-    Past its end a request reads slot 0, which is in the null block: stale content of a block
-    could be NaN, and NaN times a weight of zero is NaN.
-    """
-    index = np.arange(int(num_keys.max()))
-    is_past = index >= num_keys[:, None]
-    has_past = bool(is_past.any())
-    if first_keys.any():
-        position = first_keys[:, None] + index
-        # Past the end there may be no block, not even in the table.
-        position[is_past] = 0
-        blocks = np.take_along_axis(block_table, position // block_size, axis=1)
-    else:
-        position = index
-        blocks = block_table[:, position // block_size]
-    slots = blocks.astype(np.int64)
-    slots *= block_size
-    slots += position % block_size
-    if not has_past:
-        return slots.ravel(), None
-    slots[is_past] = 0
-    bias = np.where(is_past, np.float32(-np.inf), np.float32(0))
-    return slots.ravel(), bias[:, None, None, :]
-
-
-def _bias(num_rows: int, num_keys: int, window: int | None) -> NDArray[np.float32]:
-    """[num_rows, num_keys]: -inf for keys that are later than the row or outside its window.
-
-    The last row and the last key are the newest token.
-    """
-    position = np.arange(num_keys - num_rows, num_keys)[:, None]
-    key_position = np.arange(num_keys)
-    is_hidden = key_position > position
-    if window is not None:
-        is_hidden |= key_position <= position - window
-    return np.where(is_hidden, np.float32(-np.inf), np.float32(0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lmscope.models.attention_plan import AttentionPlan, _groups_of_like_length
+from lmscope.models.attention_keys import groups_of_like_length
+from lmscope.models.attention_plan import AttentionPlan
 
 CPU = torch.device("cpu")
 
@@ -37,11 +38,11 @@ def test_groups_hold_every_request_once_in_order():
     num_keys = np.array([600, 20, 9, 580, 1, 25, 0, 130], dtype=np.int32)
     requests = np.array([0, 1, 3, 4, 5, 7])
 
-    groups = _groups_of_like_length(requests, num_keys, no_run)
+    groups = groups_of_like_length(requests, num_keys, no_run)
 
     assert [group.tolist() for group in groups] == [[0, 3], [1, 4, 5, 7]]
-    assert _groups_of_like_length(requests[:0], num_keys, no_run) == []
-    alike = _groups_of_like_length(np.array([1, 4, 5]), num_keys, no_run)
+    assert groups_of_like_length(requests[:0], num_keys, no_run) == []
+    alike = groups_of_like_length(np.array([1, 4, 5]), num_keys, no_run)
     assert [group.tolist() for group in alike] == [[1, 4, 5]]
 
 
@@ -57,7 +58,7 @@ def test_long_requests_in_consecutive_blocks_go_alone_and_are_not_copied():
     num_keys = np.array([300, 300, 20, 300], dtype=np.int32)
     runs = {0: slice(4, 304), 2: slice(400, 420)}
 
-    groups = _groups_of_like_length(np.array([0, 1, 2, 3]), num_keys, runs.get)
+    groups = groups_of_like_length(np.array([0, 1, 2, 3]), num_keys, runs.get)
 
     assert [group.tolist() for group in groups] == [[0], [1, 2, 3]]
 
