@@ -13,7 +13,7 @@ logarithm of their sum; block_attention_mass.py makes shares of it. All logarith
     block_lse[r, h, b] the same over those in block b of the table; -inf where there is none
 
 Which keys are attended to, and what a window and a soft cap are, is in paged_attention.py; the
-kernels are in paged_decode_kernels.py.
+kernels are in paged_decode_kernels.py, and paged_decode_launch.py checks what they are given.
 
 R requests, H query heads, K KV heads, G = H / K, D head size, B blocks in the pool, S tokens per
 block.
@@ -28,17 +28,9 @@ import torch
 from torch import Tensor
 
 from lmscope_kernels.batch_checks import check_batch
+from lmscope_kernels.launches import Launch, Launches, launch_key
 from lmscope_kernels.paged_decode_kernels import merge_kernel, split_kernel
-from lmscope_kernels.shapes import check_shape
-from lmscope_kernels.triton_support import (
-    FP_FUSION,
-    attention_tile,
-    capability,
-    check_contiguous,
-    check_strides,
-    check_tensors,
-    require_triton,
-)
+from lmscope_kernels.paged_decode_launch import decode_launches, decode_tile
 
 __all__ = [
     "DecodeWorkspace",
@@ -49,11 +41,8 @@ __all__ = [
     "split_kernel",
 ]
 
-_LARGEST_TILE = 64
-# Keys and values of one tile, beside which there must be room in the 99 KiB that each GPU has.
-_MOST_TILE_BYTES = 64 << 10
-# Two tiles on their way while a third is in use: a decode waits for memory and little else.
-_NUM_STAGES = 3
+# Of the splits, and of their merge.
+_launches: Launches[tuple[Launch, Launch]] = Launches()
 
 
 def paged_decode_reference(
@@ -163,60 +152,59 @@ def paged_decode(
     of the tile and, with block_lse, blocks that do not fill a tile; TypeError for types;
     RuntimeError where Triton cannot run.
     """
-    require_triton(query)
-    R, H, D, S, K = _check(query, key_cache, value_cache, block_table, seq_lens)
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}, must be at least 1; use None for none")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}, must be above 0; use None for none")
-    max_blocks = block_table.shape[1]
-    out = torch.empty(R, H, D, dtype=query.dtype, device=query.device) if out is None else out
-    if lse is None:
-        lse = torch.empty(R, H, dtype=torch.float32, device=query.device)
-    _check_results(query, out, lse, block_lse, max_blocks)
-    num_splits, split = workspace.lse.shape[2], workspace.split
-    check_tensors(
-        query.device, (torch.float32,), workspace=workspace.output, workspace_lse=workspace.lse
+    key = (
+        launch_key(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            seq_lens,
+            workspace.output,
+            workspace.lse,
+            out,
+            lse,
+            block_lse,
+        ),
+        workspace.split,
+        window,
+        softcap,
     )
-    check_contiguous(workspace=workspace.output, workspace_lse=workspace.lse)
-    if (
-        workspace.output.shape[0] < R
-        or workspace.output.shape[1:] != (H, num_splits, D)
-        or num_splits * split < max_blocks * S
-    ):
-        raise ValueError(
-            f"workspace is {list(workspace.output.shape)} for splits of {split}, and a batch of "
-            f"{list(query.shape)} with {max_blocks} blocks of {S} needs more; "
-            f"use DecodeWorkspace.allocate({R}, {H}, {D}, {max_blocks * S}, ...)"
+    launches = _launches.get(key)
+    if launches is None:
+        launches = _launches.keep(
+            key,
+            decode_launches(
+                query,
+                key_cache,
+                value_cache,
+                block_table,
+                seq_lens,
+                workspace,
+                window,
+                softcap,
+                out,
+                lse,
+                block_lse,
+            ),
         )
-    num_keys, num_warps, num_stages = decode_tile(query.dtype, D, S, capability(query.device))
-    if split % num_keys:
-        raise ValueError(
-            f"split is {split}, must be a multiple of the {num_keys} keys of a tile; use 256"
-        )
-    if block_lse is not None and num_keys % S:
-        most = _LARGEST_TILE if S & (S - 1) or S > _LARGEST_TILE else num_keys
-        raise ValueError(
-            f"blocks have {S} tokens, with block_lse they must be a power of two up to "
-            f"{most}; load the model with such a block_size"
-        )
-    if R == 0:
+    if out is None:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if lse is None:
+        R, H, _ = query.shape
+        lse = torch.empty(R, H, dtype=torch.float32, device=query.device)
+    splits, merge = launches
+    if splits.grid is None or merge.grid is None:
         return out
     if check:
         check_batch(
             block_table,
             seq_lens,
             None,
-            num_rows=R,
+            num_rows=query.shape[0],
             num_blocks=key_cache.shape[0],
-            block_size=S,
+            block_size=key_cache.shape[1],
         )
-
-    padded = 1 << (D - 1).bit_length()
-    G = H // K
-    # As many splits as the table could hold, not as many as there are: the grid of a captured
-    # graph cannot change. Those past the end return at once.
-    split_kernel[(R, K, -(-max_blocks * S // split))](
+    split_kernel[splits.grid](
         workspace.output,
         workspace.lse,
         block_lse,
@@ -227,106 +215,16 @@ def paged_decode(
         seq_lens,
         scale,
         softcap or 1.0,
-        num_splits,
-        query.stride(0),
-        query.stride(1),
-        block_table.stride(0),
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        0 if block_lse is None else block_lse.stride(0),
-        0 if block_lse is None else block_lse.stride(1),
-        G=G,
-        D=D,
-        D_PADDED=padded,
-        S=S,
-        NUM_ROWS=max(16, 1 << (G - 1).bit_length()),
-        NUM_KEYS=num_keys,
-        SPLIT=split,
-        WINDOW=window or 0,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_BLOCK_LSE=block_lse is not None,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        enable_fp_fusion=FP_FUSION,
+        *splits.numbers,
+        **splits.constants,
     )
-    merge_kernel[(R, H)](
+    merge_kernel[merge.grid](
         out,
         lse,
         workspace.output,
         workspace.lse,
         seq_lens,
-        num_splits,
-        out.stride(0),
-        out.stride(1),
-        D=D,
-        D_PADDED=padded,
-        SPLIT=split,
-        WINDOW=window or 0,
-        num_warps=1,
-        enable_fp_fusion=FP_FUSION,
+        *merge.numbers,
+        **merge.constants,
     )
     return out
-
-
-def decode_tile(
-    dtype: torch.dtype, head_size: int, block_size: int, capability: tuple[int, int]
-) -> tuple[int, int, int]:
-    """Keys of one turn of the loop, warps and stages.
-
-    A tile holds whole blocks where their size allows it, whether or not anybody asks for what
-    blocks receive: to watch must not change a bit.
-    """
-    tile = attention_tile(dtype, head_size, capability, has_many_rows=False)
-    is_power_of_two = block_size & (block_size - 1) == 0
-    num_bytes = 2 * block_size * (1 << (head_size - 1).bit_length()) * dtype.itemsize
-    if (
-        not is_power_of_two
-        or not tile.num_keys < block_size <= _LARGEST_TILE
-        or num_bytes > _MOST_TILE_BYTES
-    ):
-        return tile.num_keys, tile.num_warps, _NUM_STAGES
-    # Tiles larger than those of the table leave no room for a second one on its way.
-    return block_size, tile.num_warps, 1
-
-
-def _check(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor
-) -> tuple[int, int, int, int, int]:
-    """R, H, D, S and K, when everything that is read fits."""
-    device = query.device
-    check_tensors(device, (query.dtype,), key_cache=key_cache, value_cache=value_cache)
-    check_tensors(device, (torch.int32,), block_table=block_table, seq_lens=seq_lens)
-    check_shape("query", query, None, None, None)
-    R, H, D = query.shape
-    check_shape("key_cache", key_cache, None, None, None, D)
-    _, S, K, _ = key_cache.shape
-    check_shape("value_cache", value_cache, key_cache.shape[0], S, K, D)
-    check_shape("block_table", block_table, R, None)
-    check_shape("seq_lens", seq_lens, R)
-    check_strides(query=query, key_cache=key_cache, value_cache=value_cache)
-    if D % 16 or not 16 <= D <= 256:
-        raise ValueError(
-            f'heads have {D} numbers, must have a multiple of 16 up to 256; use backend="torch"'
-        )
-    if H % K:
-        raise ValueError(f"{H} query heads cannot share {K} KV heads; H must be a multiple of K")
-    if block_table.stride(1) != 1 or not seq_lens.is_contiguous():
-        raise ValueError(
-            f"block_table has strides {block_table.stride()} and seq_lens {seq_lens.stride()}, the "
-            "last of each must be 1; call contiguous() on them"
-        )
-    return R, H, D, S, K
-
-
-def _check_results(
-    query: Tensor, out: Tensor, lse: Tensor, block_lse: Tensor | None, max_blocks: int
-) -> None:
-    R, H, D = query.shape
-    check_tensors(query.device, (query.dtype,), out=out)
-    check_tensors(query.device, (torch.float32,), lse=lse, block_lse=block_lse)
-    check_shape("out", out, R, H, D)
-    check_shape("lse", lse, R, H)
-    check_shape("block_lse", block_lse, R, H, max_blocks)
-    check_strides(out=out)
-    if not lse.is_contiguous() or (block_lse is not None and block_lse.stride(2) != 1):
-        raise ValueError("lse, and each row of block_lse, must be contiguous; copy them")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lmscope_kernels.launches import Launch, Launches, launch_key
 from lmscope_kernels.triton_support import (
     DTYPES,
     FP_FUSION,
@@ -26,6 +27,8 @@ __all__ = ["rms_norm", "rms_norm_kernel", "rms_norm_reference", "rms_norm_warps"
 
 # A row stays in registers from its first load to its store.
 _MAX_SIZE = 16384
+
+_launches: Launches[Launch] = Launches()
 
 
 def rms_norm_reference(
@@ -88,9 +91,22 @@ def rms_norm(
 
     Raises for rows that do not begin at multiples of 16 elements, or are longer than 16,384.
     """
-    T, E = x.shape
+    key = launch_key(x, weight, residual, out)
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _launches.keep(key, _launch(x, weight, residual, out))
+    if launch.grid is not None:
+        rms_norm_kernel[launch.grid](
+            out, x, weight, residual, *launch.numbers, eps, **launch.constants
+        )
+    return out
+
+
+def _launch(x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor) -> Launch:
+    """Raises as rms_norm says."""
+    T, E = x.shape
     if E > _MAX_SIZE:
         raise ValueError(f'a row has {E} numbers, the limit is {_MAX_SIZE}; use backend="torch"')
     if weight.shape != (E,) or out.shape != x.shape:
@@ -103,25 +119,18 @@ def rms_norm(
     require_triton(x)
     check_tensors(x.device, DTYPES, x=x, weight=weight, residual=residual, out=out)
     check_strides(x=x, weight=weight, residual=residual, out=out)
-    if T == 0:
-        return out
     block = triton.next_power_of_2(E)
-    rms_norm_kernel[(T,)](
-        out,
-        x,
-        weight,
-        residual,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        out.stride(0),
-        eps,
-        SIZE=E,
-        BLOCK=block,
-        HAS_RESIDUAL=residual is not None,
-        num_warps=rms_norm_warps(block),
-        enable_fp_fusion=FP_FUSION,
+    return Launch(
+        grid=(T,) if T else None,
+        numbers=(x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0)),
+        constants={
+            "SIZE": E,
+            "BLOCK": block,
+            "HAS_RESIDUAL": residual is not None,
+            "num_warps": rms_norm_warps(block),
+            "enable_fp_fusion": FP_FUSION,
+        },
     )
-    return out
 
 
 def rms_norm_warps(block: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lmscope_kernels.launches import Launch, Launches, launch_key
 from lmscope_kernels.triton_support import (
     DTYPES,
     FP_FUSION,
@@ -25,6 +26,8 @@ __all__ = ["BLOCK", "NUM_WARPS", "silu_mul", "silu_mul_kernel", "silu_mul_refere
 # Columns of one program: two 16-byte loads of bfloat16 a thread.
 BLOCK = 2048
 NUM_WARPS = 8
+
+_launches: Launches[Launch] = Launches()
 
 
 def silu_mul_reference(gate_up: Tensor) -> Tensor:
@@ -53,29 +56,38 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Raises when I is no multiple of 16, or a row does not begin at one.
     """
+    key = launch_key(gate_up, out)
+    T, columns = gate_up.shape
+    if out is None:
+        out = torch.empty(T, columns // 2, dtype=gate_up.dtype, device=gate_up.device)
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _launches.keep(key, _launch(gate_up, out))
+    if launch.grid is not None:
+        silu_mul_kernel[launch.grid](out, gate_up, *launch.numbers, **launch.constants)
+    return out
+
+
+def _launch(gate_up: Tensor, out: Tensor) -> Launch:
+    """Raises as silu_mul says."""
     T, columns = gate_up.shape
     size = columns // 2
     if columns % 32:
         raise ValueError(
             f'rows have {columns} numbers, must have a multiple of 32; use backend="torch"'
         )
-    if out is None:
-        out = torch.empty(T, size, dtype=gate_up.dtype, device=gate_up.device)
     if out.shape != (T, size):
         raise ValueError(f"out is {tuple(out.shape)}, must be ({T}, {size}), half of gate_up")
     require_triton(gate_up)
     check_tensors(gate_up.device, DTYPES, gate_up=gate_up, out=out)
     check_strides(gate_up=gate_up, out=out)
-    if T == 0 or size == 0:
-        return out
-    silu_mul_kernel[(T, triton.cdiv(size, BLOCK))](
-        out,
-        gate_up,
-        gate_up.stride(0),
-        out.stride(0),
-        SIZE=size,
-        BLOCK=BLOCK,
-        num_warps=NUM_WARPS,
-        enable_fp_fusion=FP_FUSION,
+    return Launch(
+        grid=(T, triton.cdiv(size, BLOCK)) if T and size else None,
+        numbers=(gate_up.stride(0), out.stride(0)),
+        constants={
+            "SIZE": size,
+            "BLOCK": BLOCK,
+            "num_warps": NUM_WARPS,
+            "enable_fp_fusion": FP_FUSION,
+        },
     )
-    return out

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lmscope_kernels.batch_checks import check_slots
+from lmscope_kernels.launches import Launch, Launches, launch_key
 from lmscope_kernels.triton_support import (
     DTYPES,
     FP_FUSION,
@@ -25,6 +26,8 @@ from lmscope_kernels.triton_support import (
 )
 
 __all__ = ["store_kv", "store_kv_kernel", "store_kv_reference", "store_kv_warps"]
+
+_launches: Launches[Launch] = Launches()
 
 
 def store_kv_reference(
@@ -125,6 +128,36 @@ def store_kv(
     `check` reads the slots on the host first, and raises ValueError for one outside of the pool.
     Raises for rows of keys or of the cache that do not begin at multiples of 16 elements.
     """
+    layout = launch_key(key, value, key_cache, value_cache, slot_mapping, key_norm)
+    launch = _launches.get(layout)
+    if launch is None:
+        launch = _launches.keep(
+            layout, _launch(key, value, key_cache, value_cache, slot_mapping, key_norm)
+        )
+    if check:
+        check_slots(slot_mapping, num_slots=key_cache.shape[0] * key_cache.shape[1])
+    if launch.grid is not None:
+        store_kv_kernel[launch.grid](
+            key,
+            value,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            key_norm,
+            *launch.numbers,
+            **launch.constants,
+        )
+
+
+def _launch(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_norm: Tensor | None,
+) -> Launch:
+    """Raises as store_kv says."""
     T, K, D = key.shape
     B, S = key_cache.shape[:2]
     if value.shape != key.shape or slot_mapping.shape != (T,):
@@ -151,30 +184,25 @@ def store_kv(
             )
     if not slot_mapping.is_contiguous():
         raise ValueError("slot_mapping has gaps, must be contiguous; call contiguous() on it")
-    if check:
-        check_slots(slot_mapping, num_slots=B * S)
-    if T == 0:
-        return
     block_k, block_d = triton.next_power_of_2(K), triton.next_power_of_2(D)
-    store_kv_kernel[(T,)](
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        key_norm,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        K=K,
-        D=D,
-        S=S,
-        BLOCK_K=block_k,
-        BLOCK_D=block_d,
-        HAS_KEY_NORM=key_norm is not None,
-        num_warps=store_kv_warps(block_k * block_d),
-        enable_fp_fusion=FP_FUSION,
+    return Launch(
+        grid=(T,) if T else None,
+        numbers=(
+            *key.stride()[:2],
+            *value.stride()[:2],
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+        ),
+        constants={
+            "K": K,
+            "D": D,
+            "S": S,
+            "BLOCK_K": block_k,
+            "BLOCK_D": block_d,
+            "HAS_KEY_NORM": key_norm is not None,
+            "num_warps": store_kv_warps(block_k * block_d),
+            "enable_fp_fusion": FP_FUSION,
+        },
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lmscope_kernels.batch_checks import check_batch
+from lmscope_kernels.launches import Launch, Launches, launch_key
 from lmscope_kernels.shapes import check_shape
 from lmscope_kernels.triton_support import (
     FP_FUSION,
@@ -34,6 +35,8 @@ __all__ = ["paged_attention", "paged_attention_constants", "paged_attention_kern
 
 _LOG2_E = math.log2(math.e)
 _MAX_ROWS = 128
+
+_launches: Launches[Launch] = Launches()
 
 
 def paged_attention(
@@ -69,11 +72,77 @@ def paged_attention(
     Raises for what the kernel cannot do right: strides that are no multiples of 16, more than
     128 query heads to a KV head, a scale that is not positive.
     """
+    key = (
+        launch_key(query, key_cache, value_cache, block_table, seq_lens, query_start_loc, out, lse),
+        scale,
+        window,
+        softcap,
+        fixed_tile,
+    )
+    if out is None:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _launches.keep(
+            key,
+            _launch(
+                query,
+                key_cache,
+                value_cache,
+                block_table,
+                seq_lens,
+                query_start_loc,
+                scale,
+                window,
+                softcap,
+                out,
+                lse,
+                fixed_tile,
+            ),
+        )
+    if check:
+        check_batch(
+            block_table,
+            seq_lens,
+            query_start_loc,
+            num_rows=query.shape[0],
+            num_blocks=key_cache.shape[0],
+            block_size=key_cache.shape[1],
+        )
+    if launch.grid is not None:
+        paged_attention_kernel[launch.grid](
+            out,
+            lse,
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            *launch.numbers,
+            **launch.constants,
+        )
+    return out
+
+
+def _launch(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    out: Tensor,
+    lse: Tensor | None,
+    fixed_tile: bool,
+) -> Launch:
+    """Raises as paged_attention says."""
     T, H, D = query.shape
     B, S, K = key_cache.shape[:3]
     R = seq_lens.shape[0]
-    if out is None:
-        out = torch.empty(T, H, D, dtype=query.dtype, device=query.device)
     check_shape("key_cache", key_cache, B, S, K, D)
     check_shape("value_cache", value_cache, B, S, K, D)
     check_shape("block_table", block_table, R, None)
@@ -112,10 +181,6 @@ def paged_attention(
             f"block_table has stride {block_table.stride(1)} in its last dimension, must have 1; "
             f"call contiguous() on it"
         )
-    if check:
-        check_batch(block_table, seq_lens, query_start_loc, num_rows=T, num_blocks=B, block_size=S)
-    if T == 0:
-        return out
     tile = attention_tile(
         query.dtype, D, capability(query.device), has_many_rows=fixed_tile or T > R
     )
@@ -130,31 +195,26 @@ def paged_attention(
         has_lse=lse is not None,
         fixed_tile=fixed_tile,
     )
-    grid = (T // constants["TOKENS"] + R + 1, K)
-    paged_attention_kernel[grid](
-        out,
-        lse,
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        R,
-        T,
-        (scale if softcap is None else softcap) * _LOG2_E,
-        1.0 if softcap is None else scale / softcap,
-        *query.stride()[:2],
-        *out.stride()[:2],
-        block_table.stride(0),
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        **constants,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=FP_FUSION,
+    return Launch(
+        grid=(T // constants["TOKENS"] + R + 1, K) if T else None,
+        numbers=(
+            R,
+            T,
+            (scale if softcap is None else softcap) * _LOG2_E,
+            1.0 if softcap is None else scale / softcap,
+            *query.stride()[:2],
+            *out.stride()[:2],
+            block_table.stride(0),
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+        ),
+        constants={
+            **constants,
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+            "enable_fp_fusion": FP_FUSION,
+        },
     )
-    return out
 
 
 def paged_attention_constants(

@@ -7,6 +7,7 @@ captured in a CUDA graph and run again with other contents.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from lmscope_kernels.block_attention_mass import block_attention_mass
@@ -165,10 +166,15 @@ class KernelAttention:
 
 def readable(rows: Tensor) -> Tensor:
     """The same numbers where the kernels can read them: strides that are multiples of 16."""
-    *strides, last = rows.stride()
-    is_fine = last == 1 and not any(stride % 16 for stride in strides)
     return (
         rows
-        if is_fine and rows.data_ptr() % 16 == 0
+        if _are_fine(rows.stride()) and rows.data_ptr() % 16 == 0
         else rows.clone(memory_format=torch.contiguous_format)
     )
+
+
+# The layers of a step have the same few.
+@lru_cache(maxsize=256)
+def _are_fine(strides: tuple[int, ...]) -> bool:
+    *others, last = strides
+    return last == 1 and not any(stride % 16 for stride in others)

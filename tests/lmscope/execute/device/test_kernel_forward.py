@@ -6,6 +6,8 @@ import os
 
 import pytest
 import torch
+from lmscope_kernels import rms_norm, silu_mul, store_kv, unified_attention
+from lmscope_kernels.launches import Launches
 from transformers import (
     AutoModelForCausalLM,
     GraniteConfig,
@@ -14,6 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from lmscope.models import kernel_attention
 from lmscope.models.body import _difference
 from lmscope.models.fuse import lean_layout
 from lmscope.models.kernel_forward import KernelForward
@@ -75,7 +78,17 @@ def save(folder, family, **settings):
 @pytest.mark.parametrize("kind", FORWARDS)
 def test_it_gives_the_logits_of_the_module(tmp_path, kind, family, dtype):
     save(tmp_path, family)
-    loaded = load_model(tmp_path, dtype=dtype, device=DEVICE, show_progress=False)
+    forward, module, shape, device = built(tmp_path, kind, dtype)
+
+    assert _difference(forward, module, shape, device) is None
+    # The companion: a forward that is wrong somewhere is found out.
+    forward._norms = {key: (weight, 10.0) for key, (weight, _) in forward._norms.items()}
+    assert _difference(forward, module, shape, device) is not None
+
+
+def built(folder, kind, dtype):
+    """A forward of what was saved, the module's own, its shape and device."""
+    loaded = load_model(folder, dtype=dtype, device=DEVICE, show_progress=False)
     layout = lean_layout(loaded.module, takes_any_dtype=True)
     groups = layout.groups()
     grouped = {id(layer) for group in groups for layer in group}
@@ -87,12 +100,33 @@ def test_it_gives_the_logits_of_the_module(tmp_path, kind, family, dtype):
     }
     shape = ModelShape(**{name: getattr(loaded, name) for name in ModelShape._fields})
     forward = forward_of(layout, linears, loaded.device)
-    module = loaded.body(exact=True)._run_module
+    return forward, loaded.body(exact=True)._run_module, shape, loaded.device
 
-    assert _difference(forward, module, shape, loaded.device) is None
-    # The companion: a forward that is wrong somewhere is found out.
-    forward._norms = {key: (weight, 10.0) for key, (weight, _) in forward._norms.items()}
-    assert _difference(forward, module, shape, loaded.device) is not None
+
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_layers_behind_the_first_are_not_checked_again(tmp_path, kind, monkeypatch):
+    checked, stored = [], []
+    keep, store = Launches.keep, kernel_attention.store_kv
+    monkeypatch.setattr(Launches, "keep", lambda *given: checked.append(given[1]) or keep(*given))
+    monkeypatch.setattr(
+        kernel_attention, "store_kv", lambda *given: stored.append(given[0]) or store(*given)
+    )
+
+    def counted(num_layers):
+        """How often a launcher checked what it was given, and how many layers have run."""
+        checked.clear()
+        stored.clear()
+        for launcher in (rms_norm, silu_mul, store_kv, unified_attention):
+            monkeypatch.setattr(launcher, "_launches", Launches())
+        folder = tmp_path / str(num_layers)
+        save(folder, "Qwen3", num_hidden_layers=num_layers)
+        assert _difference(*built(folder, kind, "float32")) is None
+        return len(checked), len(stored)
+
+    few, many = counted(2), counted(5)
+
+    assert few[0] == many[0] > 0
+    assert many[1] * 2 == few[1] * 5
 
 
 @pytest.mark.parametrize(
