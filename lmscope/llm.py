@@ -68,6 +68,8 @@ class _Weights:
     generation_eos_ids: tuple[int, ...]
     num_embeddings: int | None
     module: torch.nn.Module | None
+    # to be called before somebody gets the module
+    watch_module: Callable[[], None]
     facts: Callable[[EngineOptions], ModelFacts]  # what the settings depend on
     make_executor: Callable[[EngineConfig], ModelExecutor]
     # what runs the model; packs the weights the first time that it is asked with these options
@@ -388,6 +390,7 @@ class LLM:
             if self.config.execute == "model":
                 _weights_are_gone()
             raise ValueError(f"execute={self.config.execute!r} has no module, only a script")
+        self._weights.watch_module()
         return self._weights.module
 
     @property
@@ -428,6 +431,7 @@ class LLM:
         self._weights = replace(
             self._weights,
             module=None,
+            watch_module=lambda: None,
             facts=_weights_are_gone,
             make_executor=_weights_are_gone,
             plan=_weights_are_gone,
@@ -741,6 +745,7 @@ def _load_model(options: EngineOptions, tokenizer: Any, early: EarlyPacking | No
         generation_eos_ids=tuple(loaded.eos_token_ids),
         num_embeddings=embeddings.num_embeddings,
         module=loaded.module,
+        watch_module=loaded.watch_weights,
         facts=facts,
         make_executor=lambda config: UniProcExecutor(config, loaded),
         plan=plan,
@@ -785,6 +790,7 @@ def _load_script(options: EngineOptions, tokenizer: Any) -> _Weights:
         generation_eos_ids=(),
         num_embeddings=None,
         module=None,
+        watch_module=lambda: None,
         facts=lambda _: ModelFacts(max_model_len=_SCRIPTED_MAX_MODEL_LEN, kv_block_bytes=0),
         make_executor=lambda config: ScriptedExecutor(
             script, eos_token_id if eos_token_id is not None else 0

@@ -91,6 +91,8 @@ class ModelBody:
                 f"{self._not_lean}; leave it out, or load another model"
             )
         self._watch = ModuleWatch(module, is_lean=self._lean is not None)
+        if not packed.are_weights_unread:
+            self._watch.sample_weights()
 
     @torch.inference_mode()
     def __call__(
@@ -223,6 +225,10 @@ class ModelBody:
         Returns what was made: whoever captures a graph that reads it must keep it.
         """
         return () if self._lean is None else self._lean.reserve_positions(num_positions)
+
+    def watch_weights(self) -> None:
+        """Somebody is about to get the module: notice what is written into its weights."""
+        self._watch.sample_weights()
 
     def is_touched(self) -> bool:
         """Whether somebody listens in the module or changed it, since it was loaded.

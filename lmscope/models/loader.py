@@ -129,7 +129,20 @@ class LoadedModel:
                     in_kernels=in_kernels,
                     packed=self._bodies.packed if is_early else None,
                 )
+                if self._bodies.are_weights_watched:
+                    self._bodies.made[key].watch_weights()
             return self._bodies.made[key]
+
+    def watch_weights(self) -> None:
+        """Whoever is given the module after this may write to its weights, and it is noticed.
+
+        Not from the start: it takes weights into memory that nobody else reads.
+        """
+        with self._bodies.lock:
+            if not self._bodies.are_weights_watched:
+                self._bodies.are_weights_watched = True
+                for body in self._bodies.made.values():
+                    body.watch_weights()
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Bytes of one block: keys and values, in all layers."""
@@ -153,6 +166,7 @@ class _Bodies:
     def __init__(self, packed: PackedLinears | None = None) -> None:
         self.lock = threading.Lock()
         self.packed = packed
+        self.are_weights_watched = False
         self.made: dict[tuple[bool, str | None, bool, bool], ModelBody] = {}
 
 

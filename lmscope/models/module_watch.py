@@ -63,9 +63,19 @@ class ModuleWatch:
         self._parameters = [each for each in self._known if isinstance(each, Tensor)]
         self._versions = self._current_versions()
         self._addresses = self._current_addresses()
-        self._samples = [_middle(each) for each in self._parameters if _can_be_sampled(each)]
-        self._numbers = self._current_numbers()
+        # Where some numbers of the weights lie, and what they were.
+        self._samples: tuple[list[NDArray[Any]], list[bytes]] = [], []
         self._is_rewritten = False
+
+    def sample_weights(self) -> None:
+        """Remember a number of each weight, from which `look_into_weights` tells that it changed.
+
+        Reading them takes weights that are in a mapped file into memory, so it must come before
+        somebody can write to them, and best no earlier. On any thread; again, nothing happens.
+        """
+        if not self._samples[0]:
+            places = [_middle(each) for each in self._parameters if _can_be_sampled(each)]
+            self._samples = places, _numbers_at(places)
 
     def is_listened_to(self) -> bool:
         return (
@@ -87,12 +97,14 @@ class ModuleWatch:
         """Find what was written through `.data`, which torch does not count; on a CPU.
 
         What was put in the place of a weight shows by its address, and what was written into one by
-        the number in its middle. It takes as long as all else here, so only prompts wait for it.
+        the number in its middle, if those were sampled. It takes as long as all else here, so only
+        prompts wait for it.
         """
+        places, numbers = self._samples
         self._is_rewritten = (
             self._is_rewritten
             or self._current_addresses() != self._addresses
-            or self._current_numbers() != self._numbers
+            or _numbers_at(places) != numbers
         )
 
     def _overridden(self) -> int:
@@ -109,12 +121,13 @@ class ModuleWatch:
         # On a GPU, other engines lay the same weights side by side.
         return [each.data_ptr() for each in self._parameters if each.device.type == "cpu"]
 
-    def _current_numbers(self) -> list[bytes]:
-        return list(map(np.ndarray.tobytes, self._samples))
-
 
 def _can_be_sampled(parameter: Tensor) -> bool:
     return parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.numel() > 0
+
+
+def _numbers_at(places: list[NDArray[Any]]) -> list[bytes]:
+    return list(map(np.ndarray.tobytes, places))
 
 
 def _middle(parameter: Tensor) -> NDArray[Any]:

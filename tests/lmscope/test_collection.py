@@ -63,7 +63,8 @@ def test_who_has_no_collection_or_has_frozen_objects_keeps_that():
         frozen = gc.get_freeze_count()
         with paused_collection:
             pass
-        assert gc.get_freeze_count() == frozen > 0
+        # Frozen ones go when nobody has them any more; none come back, and no others join them.
+        assert 0 < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
 

@@ -248,6 +248,18 @@ def test_an_engine_packs_early_and_leaves_the_weights_in_the_file(tmp_path, neve
     assert torch.get_num_threads() == num_threads
 
 
+def test_what_is_written_to_weights_that_lay_in_the_file_takes_effect(tmp_path, never_packs_late):
+    with LLM(save(tmp_path), num_kv_blocks=8, threads=1) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2)
+        llm.generate([[1, 2, 3]], params, use_tqdm=False)
+        assert "stay in their file" in str(llm.plan.memory)
+
+        llm.module.get_output_embeddings().weight.data.neg_()
+        llm.generate([[1, 2, 3]], params, use_tqdm=False)
+
+        assert "changed" in llm.plan.body.why
+
+
 @pytest.mark.parametrize(
     "options", [{"exact": True}, {"batch_invariant": True}, {"dtype": "bfloat16"}]
 )
