@@ -1,6 +1,6 @@
 """Link: how far one page has come with its frames, and what to send it next.
 
-The rules keep an engine free of its viewers: at most two frames are on their way, a page
+The rules keep an engine free of its viewers: at most five frames are on their way, a page
 that is hidden gets two a second, one that has not answered for two seconds gets one a
 second, and one that does not answer those either gets nothing until it speaks again.
 """
@@ -11,7 +11,8 @@ import enum
 
 __all__ = ["Link", "Send"]
 
-MOST_UNACKNOWLEDGED = 2
+# A page answers every fourth frame, or half a second later, so that none waits for an answer.
+MOST_UNACKNOWLEDGED = 5
 ORPHAN_AFTER_S = 2.0
 HIDDEN_INTERVAL_S = 0.5
 ORPHAN_INTERVAL_S = 1.0

@@ -22,8 +22,8 @@ import { Reel } from "./reel.js";
  */
 
 const ASK_AGAIN_MS = 1000;
-/** Frames that Python sends ahead of an acknowledgement. */
-const MOST_UNACKNOWLEDGED = 2;
+/** Frames that are acknowledged together; Python sends one more ahead of that. */
+const ACKNOWLEDGED_TOGETHER = 4;
 const ACKNOWLEDGE_AFTER_MS = 500;
 const MOST_ERRORS = 20;
 
@@ -139,7 +139,7 @@ export class Stream {
     if (seq < 0 || (!isNews && seq === last.seq)) return;
     this.drawn = { seq, hidden, epoch };
     const isFull = this.fullSeq > last.seq;
-    if (isNews || hidden || isFull || seq - last.seq >= MOST_UNACKNOWLEDGED) this.#sayDrawn();
+    if (isNews || hidden || isFull || seq - last.seq >= ACKNOWLEDGED_TOGETHER) this.#sayDrawn();
     else this.acknowledging ??= setTimeout(() => this.#sayDrawn(), ACKNOWLEDGE_AFTER_MS);
   }
 
