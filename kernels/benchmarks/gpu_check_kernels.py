@@ -39,7 +39,7 @@ _TESTS = Path(__file__).resolve().parents[2] / "tests" / "lmscope_kernels"
 _DEVICE_TESTS = "tests/lmscope_kernels/device"
 _TESTS_S = 150.0
 # Of files that are for CPUs only; some of them need numba.
-_CPU_FILES = ("_cpu", "_numba", "numba_support", "vector_code")
+_CPU_FILES = ("_cpu", "_numba", "numba_events", "numba_support", "vector_code")
 # Of ‖output - reference‖ / ‖reference‖, the latter in float64.
 LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 

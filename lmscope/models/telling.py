@@ -27,6 +27,6 @@ def tell_of_compiling() -> None:
     if why_not_numba() is not None or not is_stderr_watched():
         return
     # Here, not above: it needs the extra, which may be missing.
-    from lmscope_kernels.compile_events import call_before_compiling
+    from lmscope_kernels.numba_events import call_before_compiling
 
     call_before_compiling(lambda: sys.stderr.write(_COMPILING))
